@@ -1,0 +1,342 @@
+"""Events that enter a machine and actions that leave it.
+
+Slow work is an action whose end is another event. Every event carries `now`,
+in seconds of the runtime's clock: no machine reads a clock itself.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from diloco_jax.protocol import messages as m
+
+record = dataclasses.dataclass(frozen=True, slots=True)
+
+
+# Events of both machines.
+
+
+@record
+class Received:
+  """A message arrived. `peer` names the connection, as the transport does."""
+
+  now: float
+  peer: str
+  message: m.Message
+
+
+@record
+class PeerLost:
+  """The connection is gone. A hint only: membership is by lease."""
+
+  now: float
+  peer: str
+  reason: str
+
+
+@record
+class PeerFound:
+  """Island: the connection to the syncer is there (again)."""
+
+  now: float
+  peer: str
+
+
+@record
+class TimerFired:
+  """A timer set by SetTimer."""
+
+  now: float
+  name: str
+
+
+@record
+class StopRequested:
+  """Ctrl-C, SIGTERM or a caller asks for a clean stop."""
+
+  now: float
+  reason: str
+
+
+# Events of the syncer.
+
+
+@record
+class Seeded:
+  """Θ(0) of every fragment is there."""
+
+  now: float
+  digests: tuple[str, ...]  # of the decoded broadcast
+  handles: tuple[int, ...]
+
+
+@record
+class Inspected:
+  """A contribution's payload was looked at. reason '' means usable."""
+
+  now: float
+  round: m.RoundId
+  island: int
+  incarnation: int
+  reason: str
+  norm: float
+
+
+@record
+class Merged:
+  """The outer step of one round is done."""
+
+  now: float
+  round: m.RoundId
+  digest_f32: str  # of Θ
+  digest: str  # of the decoded broadcast
+  handle: int  # the encoded broadcast
+  merge_s: float
+
+
+@record
+class TapeWritten:
+  """The tape line with this key is durable."""
+
+  now: float
+  key: str
+
+
+@record
+class Exported:
+  """The final parameters are on disk."""
+
+  now: float
+  digest: str
+
+
+# Events of an island.
+
+
+@record
+class StepsFinished:
+  """The device has finished all steps up to `step`."""
+
+  now: float
+  step: int
+  tokens: int
+  step_time_s: float
+  loss: float | None = None
+
+
+@record
+class Boundary:
+  """Step `step` is dispatched; what happens before the next one?
+
+  May be repeated for one step while the plan says wait.
+  """
+
+  now: float
+  step: int
+  tokens: int  # cumulative
+
+
+@record
+class Encoded:
+  """A capture's Δ is encoded and may be sent. handle: the payload."""
+
+  now: float
+  fragment: int
+  capture: m.CaptureId
+  handle: int
+  encode_s: float
+  healthy: bool = True
+
+
+@record
+class Staged:
+  """A received fragment is decoded, verified and ready to be adopted."""
+
+  now: float
+  fragment: int
+  version: m.Version
+  base: m.Version | None  # anchor that it was prepared against
+  capture: m.CaptureId | None  # whose Δ_c is in it
+  ok: bool  # false: the digest is not that of the message
+
+
+@record
+class StateDeclared:
+  """The driver is busy with something that is not a step."""
+
+  now: float
+  state: str
+
+
+# Actions of both machines.
+
+
+@record
+class Send:
+  """Send a message to a connection; `priority` orders bulk, 0 first."""
+
+  peer: str
+  message: m.Message
+  priority: int = 0
+
+
+@record
+class SetTimer:
+  """Ask for TimerFired(name) at `at`; a later one replaces it."""
+
+  name: str
+  at: float
+
+
+@record
+class Release:
+  """A handle is no longer needed."""
+
+  handle: int
+
+
+@record
+class Note:
+  """A decision, for people: log line, metrics and tape."""
+
+  kind: str
+  fields: tuple[tuple[str, Any], ...]
+
+
+@record
+class Stop:
+  """The machine is done; leave the loop."""
+
+  reason: str
+
+
+# Actions of the syncer.
+
+
+class MergeInput(NamedTuple):
+  """One island's share of a merge."""
+
+  island: int
+  weight: float
+  handle: int
+
+
+@record
+class Inspect:
+  """Check a payload: shapes, dtype, finiteness, norm. Ends in Inspected."""
+
+  round: m.RoundId
+  island: int
+  incarnation: int
+  fragment: int
+  handle: int
+
+
+@record
+class Merge:
+  """Outer step of a fragment, inputs in island-id order. Ends in Merged."""
+
+  round: m.RoundId
+  fragment: int
+  parent: m.Version
+  version: m.Version
+  inputs: tuple[MergeInput, ...]
+
+
+@record
+class WriteTape:
+  """Make a line durable. Ends in TapeWritten(key)."""
+
+  key: str
+  fields: tuple[tuple[str, Any], ...]
+
+
+@record
+class Disconnect:
+  """Close a connection, after what was sent."""
+
+  peer: str
+
+
+@record
+class Export:
+  """Write the final parameters. Ends in Exported."""
+
+  global_step: int
+
+
+# Actions of an island.
+
+
+class CaptureOrder(NamedTuple):
+  """Copy fragment `fragment` at this boundary, under this id."""
+
+  fragment: int
+  capture: m.CaptureId
+
+
+class AdoptOrder(NamedTuple):
+  """Put the staged version of a fragment in place at this boundary."""
+
+  fragment: int
+  version: m.Version
+
+
+@record
+class StepPlan:
+  """What happens at the boundary after step `step`: adopt, then capture."""
+
+  step: int
+  adopt: tuple[AdoptOrder, ...] = ()
+  capture: tuple[CaptureOrder, ...] = ()
+  stop: bool = False
+  wait: bool = False  # ask again: nothing may be dispatched yet
+
+
+@record
+class Encode:
+  """Compute and encode Δ = anchor - capture. Ends in Encoded."""
+
+  fragment: int
+  capture: m.CaptureId
+
+
+@record
+class Stage:
+  """Decode and prepare a received fragment. Ends in Staged.
+
+  mode: overwrite, blend or rebase; capture: whose Δ_c is added back.
+  """
+
+  fragment: int
+  version: m.Version
+  digest: str
+  handle: int
+  mode: str
+  base: m.Version | None
+  capture: m.CaptureId | None
+
+
+@record
+class DropCapture:
+  """A capture is resolved: forget what was kept of it."""
+
+  fragment: int
+  capture: m.CaptureId
+
+
+@record
+class Begin:
+  """Training may start (or go on, after a lapsed lease) from here."""
+
+  start: m.Start
+
+
+Event = (
+  Received | PeerLost | PeerFound | TimerFired | StopRequested | Seeded
+  | Inspected | Merged | TapeWritten | Exported | StepsFinished | Boundary
+  | Encoded | Staged | StateDeclared
+)  # fmt: skip
+Action = (
+  Send | SetTimer | Release | Note | Stop | Inspect | Merge | WriteTape
+  | Disconnect | Export | StepPlan | Encode | Stage | DropCapture | Begin
+)  # fmt: skip

@@ -1,0 +1,112 @@
+"""Messages and events as plain JSON-able values, and strictly back.
+
+Values from the network or from a file are checked against the annotations of
+the class that they claim to be: an unknown field, a missing field or a wrong
+type raises MalformedError. Nothing but the classes in `messages.MESSAGES` can
+be made.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from typing import Any
+
+from diloco_jax.protocol import messages
+
+LENGTH_MAX = 1 << 20  # items in a tuple, characters in a string
+
+
+class MalformedError(ValueError):
+  """A value from outside does not have the shape it claims."""
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+  return typing.get_type_hints(cls)
+
+
+def to_plain(value: Any) -> Any:
+  """Dataclasses become {'_': class name, ...}, tuples become lists."""
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    plain = {'_': type(value).__name__}
+    for field in _hints(type(value)):
+      plain[field] = to_plain(getattr(value, field))
+    return plain
+  if isinstance(value, (tuple, list)):
+    return [to_plain(item) for item in value]
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return value
+  raise TypeError(f'cannot record a {type(value).__name__}')
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+  origin = typing.get_origin(hint)
+  if origin in (typing.Union, types.UnionType):
+    options = typing.get_args(hint)
+    if value is None and type(None) in options:
+      return None
+    rest = [option for option in options if option is not type(None)]
+    return _checked(rest[0], value, where)
+  if origin is tuple:
+    if not isinstance(value, list) or len(value) > LENGTH_MAX:
+      raise MalformedError(f'{where}: expected a list')
+    args = typing.get_args(hint)
+    if len(args) == 2 and args[1] is Ellipsis:
+      return tuple(_checked(args[0], item, where) for item in value)
+    if len(args) != len(value):
+      raise MalformedError(f'{where}: expected {len(args)} items')
+    return tuple(
+      _checked(arg, item, where) for arg, item in zip(args, value, strict=True)
+    )
+  if isinstance(hint, type) and issubclass(hint, tuple):
+    fields = _hints(hint)
+    if not isinstance(value, list) or len(value) != len(fields):
+      raise MalformedError(f'{where}: expected a {hint.__name__}')
+    return hint(
+      *(
+        _checked(field, item, f'{where}.{name}')
+        for (name, field), item in zip(fields.items(), value, strict=True)
+      )
+    )
+  return _checked_scalar(hint, value, where)
+
+
+def _checked_scalar(hint: Any, value: Any, where: str) -> Any:
+  if hint is float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+      raise MalformedError(f'{where}: expected a number')
+    if not math.isfinite(value):
+      raise MalformedError(f'{where}: expected a finite number')
+    return float(value)
+  if hint is int and isinstance(value, bool):
+    raise MalformedError(f'{where}: expected an integer')
+  if hint not in (int, bool, str) or not isinstance(value, hint):
+    name = getattr(hint, '__name__', str(hint))
+    raise MalformedError(f'{where}: expected {name}')
+  if hint is int and abs(value) > 1 << 62:
+    raise MalformedError(f'{where}: integer out of range')
+  if hint is str and len(value) > LENGTH_MAX:
+    raise MalformedError(f'{where}: string too long')
+  return value
+
+
+def message_from_plain(plain: Any) -> messages.Message:
+  """The message that `to_plain` was given. Raises MalformedError."""
+  if not isinstance(plain, dict) or not isinstance(plain.get('_'), str):
+    raise MalformedError('expected a message')
+  cls = messages.MESSAGES.get(plain['_'])
+  if cls is None:
+    raise MalformedError(f'unknown message {plain["_"][:40]!r}')
+  fields = {name: value for name, value in plain.items() if name != '_'}
+  hints = _hints(cls)
+  if fields.keys() != hints.keys():
+    wrong = sorted(fields.keys() ^ hints.keys())
+    raise MalformedError(f'{cls.__name__}: fields differ: {wrong[:8]}')
+  return cls(
+    **{
+      name: _checked(hints[name], value, f'{cls.__name__}.{name}')
+      for name, value in fields.items()
+    }
+  )

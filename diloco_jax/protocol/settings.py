@@ -1,0 +1,85 @@
+"""The settings that both machines read, and the one table of limits."""
+
+import dataclasses
+
+OVERWRITE = 'overwrite'
+BLEND = 'blend'
+REBASE = 'rebase'
+ADOPTIONS = (OVERWRITE, BLEND, REBASE)
+
+FREE = 'free'  # rounds open by credits, nobody waits
+LOCK_STEP = 'lock_step'  # every island waits for every slot
+EACH = 'each'  # every round is one island's own
+MODES = (FREE, LOCK_STEP, EACH)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+  """Every timeout, lease, limit and factor of the protocol, with defaults."""
+
+  lease_s: float = 15.0  # membership lapses this long after the last progress
+  compiling_s: float = 600.0  # longest declared compile
+  restoring_s: float = 600.0
+  saving_s: float = 120.0
+  evaluating_s: float = 300.0
+  report_every_s: float = 1.0  # an island that does not step reports this often
+  start_timeout_s: float = 300.0  # first start waits for all islands this long
+  resend_floor_s: float = 2.0  # pulls and broadcasts are repeated after
+  resend_steps: float = 8.0  # ... max(floor, this many mean step times)
+  quorum_timeout_floor_s: float = 10.0
+  quorum_timeout_steps: float = 10.0  # x in max(floor, x * slowest step time)
+  drain_timeout_s: float = 60.0  # at the end of a run
+  hello_retry_s: float = 2.0
+  tick_s: float = 0.5  # leases and resends are looked at this often
+  active_steps: float = 3.0  # an island reported within so many of its steps
+  winsor_factor: float = 2.0  # a step time counts at most this times the median
+  estimate_decay: float = 0.5  # weight of the newest in moving averages
+  norm_window: int = 16  # norms remembered per fragment
+  norm_window_min: int = 8  # ... before an outlier is refused
+  norm_factor_max: float = 20.0  # a norm is an outlier beyond factor * median
+  offences_max: int = 3  # consecutive refusals before quarantine
+  quarantine_s: float = 60.0
+  captures_max: int = 1  # unresolved captures a fragment
+  islands_max: int = 1024
+  evaluators_max: int = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+  """The protocol's view of a run's configuration."""
+
+  islands: int
+  sizes: tuple[int, ...]  # parameters in each fragment
+  fingerprint: str
+  config_hash: str
+  period: int  # H
+  overlap: int  # τ
+  steps: int  # global steps
+  quorum: int = 1  # K; 0: all live islands
+  mode: str = FREE
+  adopt: str = REBASE
+  grace_gamma: float = 0.8
+  grace_steps_max: float = 1.0  # 0: no grace window
+  staleness_max: int = -1  # versions; -1: off
+  token_budget: int = -1  # merged tokens; -1: none
+  rewarm_steps: int = 0  # for a newcomer without moments
+  islands_max: int = 0  # 0: as many as `islands`
+  limits: Limits = Limits()
+
+  @property
+  def fragments(self) -> int:
+    """P."""
+    return len(self.sizes)
+
+  @property
+  def stride(self) -> int:
+    """n = H/P, inner steps between rounds."""
+    return self.period // len(self.sizes)
+
+  def __post_init__(self) -> None:
+    assert self.mode in MODES, self.mode
+    assert self.adopt in ADOPTIONS, self.adopt
+    assert self.sizes and self.period % len(self.sizes) == 0
+    assert self.overlap >= 0 and self.steps >= 1 and self.islands >= 1
+    if self.mode != FREE:
+      assert self.overlap < self.period
