@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 
 from diloco_jax.protocol import messages as m
 
-record = dataclasses.dataclass(frozen=True, slots=True)
-
-
 # Events of both machines.
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Received:
   """A message arrived. `peer` names the connection, as the transport does."""
 
@@ -24,7 +21,7 @@ class Received:
   message: m.Message
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class PeerLost:
   """The connection is gone. A hint only: membership is by lease."""
 
@@ -33,7 +30,7 @@ class PeerLost:
   reason: str
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class PeerFound:
   """Island: the connection to the syncer is there (again)."""
 
@@ -41,7 +38,7 @@ class PeerFound:
   peer: str
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class TimerFired:
   """A timer set by SetTimer."""
 
@@ -49,7 +46,7 @@ class TimerFired:
   name: str
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class StopRequested:
   """Ctrl-C, SIGTERM or a caller asks for a clean stop."""
 
@@ -60,7 +57,7 @@ class StopRequested:
 # Events of the syncer.
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Seeded:
   """Θ(0) of every fragment is there."""
 
@@ -69,7 +66,7 @@ class Seeded:
   handles: tuple[int, ...]
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Inspected:
   """A contribution's payload was looked at. reason '' means usable."""
 
@@ -81,7 +78,7 @@ class Inspected:
   norm: float
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Merged:
   """The outer step of one round is done."""
 
@@ -93,7 +90,7 @@ class Merged:
   merge_s: float
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class TapeWritten:
   """The tape line with this key is durable."""
 
@@ -101,7 +98,7 @@ class TapeWritten:
   key: str
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Exported:
   """The final parameters are on disk."""
 
@@ -112,7 +109,7 @@ class Exported:
 # Events of an island.
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepsFinished:
   """The device has finished all steps up to `step`."""
 
@@ -123,7 +120,7 @@ class StepsFinished:
   loss: float | None = None
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Boundary:
   """Step `step` is dispatched; what happens before the next one?
 
@@ -135,7 +132,7 @@ class Boundary:
   tokens: int  # cumulative
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Encoded:
   """A capture's Δ is encoded and may be sent. handle: the payload."""
 
@@ -147,7 +144,7 @@ class Encoded:
   healthy: bool = True
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Staged:
   """A received fragment is decoded, verified and ready to be adopted."""
 
@@ -159,7 +156,7 @@ class Staged:
   ok: bool  # false: the digest is not that of the message
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class StateDeclared:
   """The driver is busy with something that is not a step."""
 
@@ -170,7 +167,7 @@ class StateDeclared:
 # Actions of both machines.
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Send:
   """Send a message to a connection; `priority` orders bulk, 0 first."""
 
@@ -179,7 +176,7 @@ class Send:
   priority: int = 0
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class SetTimer:
   """Ask for TimerFired(name) at `at`; a later one replaces it."""
 
@@ -187,14 +184,14 @@ class SetTimer:
   at: float
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Release:
   """A handle is no longer needed."""
 
   handle: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Note:
   """A decision, for people: log line, metrics and tape."""
 
@@ -202,7 +199,7 @@ class Note:
   fields: tuple[tuple[str, Any], ...]
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
   """The machine is done; leave the loop."""
 
@@ -220,7 +217,14 @@ class MergeInput(NamedTuple):
   handle: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeSeeds:
+  """Θ(0) is what an island sent, by fragment. Ends in Seeded."""
+
+  handles: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Inspect:
   """Check a payload: shapes, dtype, finiteness, norm. Ends in Inspected."""
 
@@ -231,7 +235,7 @@ class Inspect:
   handle: int
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Merge:
   """Outer step of a fragment, inputs in island-id order. Ends in Merged."""
 
@@ -242,7 +246,7 @@ class Merge:
   inputs: tuple[MergeInput, ...]
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class WriteTape:
   """Make a line durable. Ends in TapeWritten(key)."""
 
@@ -250,14 +254,14 @@ class WriteTape:
   fields: tuple[tuple[str, Any], ...]
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Disconnect:
   """Close a connection, after what was sent."""
 
   peer: str
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Export:
   """Write the final parameters. Ends in Exported."""
 
@@ -281,7 +285,7 @@ class AdoptOrder(NamedTuple):
   version: m.Version
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
   """What happens at the boundary after step `step`: adopt, then capture."""
 
@@ -292,7 +296,7 @@ class StepPlan:
   wait: bool = False  # ask again: nothing may be dispatched yet
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Encode:
   """Compute and encode Δ = anchor - capture. Ends in Encoded."""
 
@@ -300,7 +304,7 @@ class Encode:
   capture: m.CaptureId
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
   """Decode and prepare a received fragment. Ends in Staged.
 
@@ -316,7 +320,7 @@ class Stage:
   capture: m.CaptureId | None
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
 class DropCapture:
   """A capture is resolved: forget what was kept of it."""
 
@@ -324,7 +328,12 @@ class DropCapture:
   capture: m.CaptureId
 
 
-@record
+@dataclasses.dataclass(frozen=True, slots=True)
+class GiveSeeds:
+  """Send the own parameters as Seed messages: they become Θ(0)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Begin:
   """Training may start (or go on, after a lapsed lease) from here."""
 
@@ -338,5 +347,5 @@ Event = (
 )  # fmt: skip
 Action = (
   Send | SetTimer | Release | Note | Stop | Inspect | Merge | WriteTape
-  | Disconnect | Export | StepPlan | Encode | Stage | DropCapture | Begin
+  | TakeSeeds | Disconnect | Export | StepPlan | Encode | Stage | DropCapture | GiveSeeds | Begin
 )  # fmt: skip

@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 PROTOCOL_VERSION = 1
 
-message = dataclasses.dataclass(frozen=True, slots=True)
-
 
 class Version(NamedTuple):
   """The version of a fragment, ordered lexicographically."""
 
   incarnation: int  # of the syncer that made it; never reused
-  count: int  # merges of this fragment so far
+  merges: int  # of this fragment so far
 
 
 class RoundId(NamedTuple):
@@ -74,7 +72,7 @@ ENTRIES = (FRESH, OWN_CHECKPOINT, PEER_STATE, PARAMETERS_ONLY)
 # Before joining.
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class AskConfig:
   """Island -> syncer: what is this run? `given` are its own `run` fields."""
 
@@ -82,7 +80,7 @@ class AskConfig:
   given: tuple[tuple[str, str], ...] = ()  # (dotted path, JSON value)
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunConfig:
   """Syncer -> island: the configuration of the run."""
 
@@ -90,7 +88,7 @@ class RunConfig:
   config_hash: str
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Hello:
   """Island -> syncer: I want to join. Repeated with one nonce: one joining."""
 
@@ -108,7 +106,7 @@ class Hello:
   seeds_state: bool = False  # it can give Θ(0), where the syncer has no task
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
   """Syncer -> island: you cannot join. Final for this process."""
 
@@ -116,7 +114,7 @@ class Refusal:
   detail: str
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Welcome:
   """Syncer -> island: who you are. The newest fragments follow."""
 
@@ -130,7 +128,7 @@ class Welcome:
   seed_wanted: bool = False  # send Θ(0) as Seed messages
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Start:
   """Syncer -> island: you hold every fragment; train.
 
@@ -152,7 +150,7 @@ class Start:
 # While training.
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Report:
   """Island -> syncer, after finished steps, and at least every report_every."""
 
@@ -175,7 +173,7 @@ class Report:
   healthy: bool = True  # false: own loss or parameters are not finite
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pull:
   """Syncer -> island: give fragment p for this round."""
 
@@ -187,7 +185,7 @@ class Pull:
   drain: bool = False
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Contribution:
   """Island -> syncer: Δ of one capture, encoded."""
 
@@ -205,7 +203,7 @@ class Contribution:
   payload: int = 0
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Declined:
   """Island -> syncer: no step since my anchor; nothing to give."""
 
@@ -215,7 +213,7 @@ class Declined:
   fragment: int
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Broadcast:
   """Syncer -> island: the newest value of a fragment."""
 
@@ -232,7 +230,7 @@ class Broadcast:
   payload: int = 0
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Refused:
   """Syncer -> island: your contribution was not merged; Θ follows."""
 
@@ -243,7 +241,7 @@ class Refused:
   reason: str
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Closed:
   """Syncer -> island: this slot is neither open nor to be retried; go on."""
 
@@ -252,7 +250,7 @@ class Closed:
   slot: int
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
   """Island -> syncer: I go, politely."""
 
@@ -261,15 +259,16 @@ class Leave:
   reason: str
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-  """Syncer -> island: the run is over."""
+  """Syncer -> island: the run is over. `versions` are the final ones."""
 
   reason: str
   global_step: int
+  versions: tuple[Version, ...]
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Superseded:
   """Syncer -> island: your incarnation is over; stop."""
 
@@ -280,7 +279,7 @@ class Superseded:
 # Seeding, recovery, donation, samples (drivers come with those rules).
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Seed:
   """Island -> syncer: the start value of one fragment."""
 
@@ -291,14 +290,14 @@ class Seed:
   payload: int = 0
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class AskAnchors:
   """Syncer -> island, after a restart: which anchors do you hold?"""
 
   syncer_incarnation: int
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Anchors:
   """Island -> syncer. Answering fences older syncer incarnations."""
 
@@ -311,7 +310,7 @@ class Anchors:
   tokens: int
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class AskAnchor:
   """Syncer -> island: send the value of this anchor."""
 
@@ -322,7 +321,7 @@ class AskAnchor:
   version: Version
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class AnchorValue:
   """Island -> syncer."""
 
@@ -335,7 +334,7 @@ class AnchorValue:
   payload: int = 0
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class AskDonation:
   """Syncer -> healthy island: your inner state, for a newcomer."""
 
@@ -345,7 +344,7 @@ class AskDonation:
   recipient_incarnation: int
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Donation:
   """Healthy island -> syncer -> newcomer: inner state at one boundary."""
 
@@ -360,7 +359,7 @@ class Donation:
   payload: int = 0
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class AskSamples:
   """Island -> syncer: the lease of samples runs low."""
 
@@ -369,7 +368,7 @@ class AskSamples:
   seq: int
 
 
-@message
+@dataclasses.dataclass(frozen=True, slots=True)
 class Samples:
   """Syncer -> island: a lease of samples."""
 

@@ -29,6 +29,7 @@ class Limits:
   quorum_timeout_floor_s: float = 10.0
   quorum_timeout_steps: float = 10.0  # x in max(floor, x * slowest step time)
   drain_timeout_s: float = 60.0  # at the end of a run
+  leave_s: float = 20.0  # islands have to leave after `finished`
   hello_retry_s: float = 2.0
   tick_s: float = 0.5  # leases and resends are looked at this often
   active_steps: float = 3.0  # an island reported within so many of its steps

@@ -29,6 +29,7 @@ CONTRIBUTED = 'contributed'
 DECLINED = 'declined'
 REFUSED = 'refused'
 GONE = 'gone'
+LATE = 'late'  # undecided when the round closed
 UNDECIDED = (PENDING, ASKED, INSPECTING)
 
 # Phases of a round.
@@ -64,6 +65,7 @@ class Fragment(NamedTuple):
   slot: int = -1
   included: Mapping[int, Inclusion] = {}
   norms: tuple[float, ...] = ()  # of recent contributions
+  declined: Mapping[int, tuple[int, ...]] = {}  # counts without its steps
 
 
 class Island(NamedTuple):

@@ -1,0 +1,432 @@
+"""Joining, leases, reports, leaving (section 5.7 of the design)."""
+
+from diloco_jax.protocol import messages as m
+from diloco_jax.protocol import rounds
+from diloco_jax.protocol import schedule
+from diloco_jax.protocol import syncer_state as s
+from diloco_jax.protocol.settings import FREE
+from diloco_jax.protocol.turn import Turn
+
+CONNECTED = (s.ENTERING, s.READY, s.LIVE, s.QUARANTINED)
+
+
+def on_ask_config(turn: Turn, peer: str, message: m.AskConfig) -> None:
+  if message.protocol_version != m.PROTOCOL_VERSION:
+    _refuse_hello(turn, peer, *_version_problem(message.protocol_version))
+    return
+  state = turn.get()
+  turn.send(
+    peer,
+    m.RunConfig(
+      config_json=state.config_json, config_hash=turn.settings.config_hash
+    ),
+  )
+
+
+def _version_problem(got: int) -> tuple[str, str]:
+  return (
+    'protocol_version',
+    f'protocol version {got}, the syncer speaks {m.PROTOCOL_VERSION}',
+  )
+
+
+def _refuse_hello(turn: Turn, peer: str, reason: str, detail: str) -> None:
+  turn.refuse(reason)
+  turn.note('hello_refused', peer=peer, reason=reason, detail=detail)
+  turn.send(peer, m.Refusal(reason=reason, detail=detail))
+
+
+def _problem(turn: Turn, hello: m.Hello) -> tuple[str, str] | None:
+  """Why this hello cannot be admitted, or None."""
+  settings = turn.settings
+  if hello.protocol_version != m.PROTOCOL_VERSION:
+    return _version_problem(hello.protocol_version)
+  if hello.role not in m.ROLES:
+    return 'role', f'role {hello.role[:40]!r}, expected one of {m.ROLES}'
+  if hello.config_hash != settings.config_hash:
+    return (
+      'config_hash',
+      f'configuration {hello.config_hash[:16]!r}, the run has '
+      f'{settings.config_hash[:16]!r}',
+    )
+  if hello.fingerprint != settings.fingerprint:
+    return (
+      'layout',
+      f'layout fingerprint {hello.fingerprint[:16]!r}, the run has '
+      f'{settings.fingerprint[:16]!r}: model, dtypes or fragments differ',
+    )
+  phase = turn.get().phase
+  if phase in (s.DRAINING, s.EXPORTING, s.FINISHED) and hello.role == m.ISLAND:
+    return 'finished', 'the run is at its end'
+  limit = max(settings.islands_max, settings.islands)
+  if hello.role == m.ISLAND and hello.island >= limit:
+    return 'index', f'island index {hello.island}, expected below {limit}'
+  return None
+
+
+def _index(turn: Turn, hello: m.Hello) -> int | None:
+  """The index that a newcomer gets; None when there is no room."""
+  if hello.role == m.EVALUATOR:
+    for index in range(-1, -1 - turn.limits.evaluators_max, -1):
+      known = turn.islands.get(index)
+      if known is None or not known.peer:
+        return index
+    return None
+  if hello.island >= 0:
+    return hello.island
+  limit = max(turn.settings.islands_max, turn.settings.islands)
+  for index in range(limit):
+    known = turn.islands.get(index)
+    if known is None or known.status in (s.LAPSED, s.LEFT):
+      return index
+  return None
+
+
+def on_hello(turn: Turn, peer: str, hello: m.Hello) -> None:
+  for known in turn.islands.values():
+    if known.nonce == hello.nonce:
+      if known.status in CONNECTED:
+        turn.island(known.id, peer=peer, sent={})
+        if turn.get().phase != s.SEEDING:
+          welcome(turn, known.id)
+      return
+  problem = _problem(turn, hello)
+  if problem is not None:
+    _refuse_hello(turn, peer, *problem)
+    return
+  index = _index(turn, hello)
+  if index is None:
+    _refuse_hello(turn, peer, 'full', 'every place in this run is taken')
+    return
+  incarnations = dict(turn.get().incarnations)
+  incarnation = incarnations.get(index, 0) + 1
+  incarnations[index] = incarnation
+  turn.set(incarnations=incarnations)
+  old = turn.islands.get(index)
+  if old is not None:
+    turn.set(past=(*turn.get().past, old._replace(status=s.LEFT)))
+    if old.peer and old.peer != peer:
+      turn.send(old.peer, m.Superseded(island=index, incarnation=incarnation))
+  fresh = turn.get().global_step == 0
+  if fresh:
+    entry = m.FRESH
+  else:
+    entry = m.OWN_CHECKPOINT if hello.has_inner_state else m.PARAMETERS_ONLY
+  turn.islands[index] = s.Island(
+    id=index,
+    incarnation=incarnation,
+    nonce=hello.nonce,
+    peer=peer,
+    status=s.ENTERING,
+    entry=entry,
+    since=turn.now,
+    lease_until=turn.now + turn.limits.restoring_s,
+    state_since=turn.now,
+    step=hello.step,
+    tokens=hello.tokens,
+    versions=hello.versions,
+  )
+  # The old incarnation's work leaves the open rounds before the new one is
+  # told anything, so that no round can hold two incarnations of one island.
+  if old is not None:
+    rounds.drop_from_open(turn, index, old.incarnation, 'restarted')
+  if turn.get().phase != s.SEEDING:
+    welcome(turn, index)
+  elif hello.seeds_state and not turn.get().has_task:
+    if min(key for key in turn.islands if key >= 0) == index:
+      welcome(turn, index, seed_wanted=True)
+
+
+def welcome(turn: Turn, index: int, seed_wanted: bool = False) -> None:
+  island = turn.islands[index]
+  turn.send(
+    island.peer,
+    m.Welcome(
+      island=index,
+      incarnation=island.incarnation,
+      syncer_incarnation=turn.get().incarnation,
+      entry=island.entry,
+      versions=tuple(x.version for x in turn.fragments),
+      lease_s=turn.limits.lease_s,
+      report_every_s=turn.limits.report_every_s,
+      seed_wanted=seed_wanted,
+    ),
+  )
+  if not seed_wanted:
+    offer_newest(turn, index)
+
+
+def offer_newest(turn: Turn, index: int) -> None:
+  """Send every fragment that the island reports too old a version of."""
+  for fragment in range(len(turn.fragments)):
+    island = turn.islands[index]
+    held = island.versions[fragment] if island.versions else None
+    if held is None or held < turn.wanted(island, fragment):
+      turn.broadcast(island, fragment)
+
+
+def on_report(turn: Turn, peer: str, report: m.Report) -> None:
+  island = turn.islands.get(report.island)
+  if island is None:
+    return
+  if report.incarnation != island.incarnation:
+    if report.incarnation < island.incarnation:
+      turn.send(
+        peer,
+        m.Superseded(island=island.id, incarnation=island.incarnation),
+      )
+    return
+  if report.seq <= island.seq or island.status == s.LEFT:
+    return
+  if len(report.versions) not in (0, len(turn.fragments)):
+    return
+  progress = report.step > island.step
+  island = _record(turn, peer, island, report)
+  if island.status == s.LAPSED and (progress or report.state != m.TRAINING):
+    if _holds_all(turn, island) and turn.get().started:
+      readmit(turn, island.id)
+    else:
+      turn.island(island.id, status=s.ENTERING, since=turn.now)
+  if turn.islands[island.id].status == s.ENTERING and _holds_all(turn, island):
+    turn.island(
+      island.id, status=s.READY, since=turn.now, lease_until=_lease(turn)
+    )
+    if turn.get().first_ready_at < 0 and not island.is_evaluator:
+      turn.set(first_ready_at=turn.now)
+    start_ready(turn)
+  offer_newest(turn, island.id)
+  _answer_wait(turn, island.id, report)
+
+
+def _lease(turn: Turn) -> float:
+  return turn.now + turn.limits.lease_s
+
+
+def _holds_all(turn: Turn, island: s.Island) -> bool:
+  return bool(island.versions) and all(
+    held >= (turn.get().incarnation, 0) for held in island.versions
+  )
+
+
+def _record(
+  turn: Turn, peer: str, island: s.Island, report: m.Report
+) -> s.Island:
+  """Take over what a report says: credits, lease, versions."""
+  rise = report.step - island.step
+  credits = island.credits
+  if island.baseline and rise > 0 and turn.settings.mode == FREE:
+    credits += rise
+  state_since = island.state_since
+  if report.state != island.state:
+    state_since = turn.now
+  lease_until = island.lease_until
+  if rise > 0 or _state_is_valid(turn, island, report, state_since):
+    lease_until = max(lease_until, _lease(turn))
+  step_time_s = island.step_time_s
+  if report.step_time_s > 0:
+    step_time_s = schedule.moving(
+      step_time_s or None, report.step_time_s, turn.limits.estimate_decay
+    )
+  sent = island.sent
+  if sent and report.versions:
+    sent = {p: x for p, x in sent.items() if report.versions[p] < x[0]}
+  return turn.island(
+    island.id,
+    peer=peer,
+    seq=report.seq,
+    reported_at=turn.now,
+    step=max(report.step, island.step),
+    tokens=max(report.tokens, island.tokens),
+    baseline=island.baseline or island.status == s.LIVE,
+    credits=credits,
+    lease_until=lease_until,
+    state=report.state,
+    state_since=state_since,
+    step_time_s=step_time_s,
+    versions=report.versions or island.versions,
+    sent=sent,
+    slot=report.slot,
+    captured_slot=report.captured_slot,
+    trained=report.trained_token_params,
+    lost=report.lost_token_params,
+    lost_steps=report.lost_steps,
+    loss=report.loss,
+  )
+
+
+def _state_is_valid(
+  turn: Turn, island: s.Island, report: m.Report, since: float
+) -> bool:
+  """Whether a declared state renews the lease: the syncer can check it."""
+  limits = turn.limits
+  if report.state == m.WAITING:
+    if report.slot < 0:  # at the end of its steps, waiting to be drained
+      return turn.settings.mode != FREE
+    return rounds.slot_is_due(turn, island, report.slot)
+  allowed = {
+    m.COMPILING: limits.compiling_s,
+    m.RESTORING: limits.restoring_s,
+    m.SAVING: limits.saving_s,
+    m.EVALUATING: limits.evaluating_s,
+  }.get(report.state, 0.0)
+  return turn.now - since <= allowed
+
+
+def _answer_wait(turn: Turn, index: int, report: m.Report) -> None:
+  """Tell an island that the slot it waits for will not come."""
+  island = turn.islands[index]
+  if report.state != m.WAITING or report.slot < 0:
+    return
+  if rounds.slot_is_due(turn, island, report.slot):
+    return
+  # A slot that made a version ends the wait by that version, which is re-sent
+  # until it is reported; only a skipped slot needs a word.
+  piece = turn.fragments[report.slot % len(turn.fragments)]
+  if piece.slot < report.slot or turn.settings.mode == 'each':
+    turn.send(
+      island.peer,
+      m.Closed(island=index, incarnation=island.incarnation, slot=report.slot),
+    )
+
+
+def start_ready(turn: Turn) -> None:
+  """Let islands train that hold every fragment.
+
+  The first start waits until every configured island is ready, or until
+  start_timeout after the first one, so that nobody sails on alone. Later
+  ones start at once.
+  """
+  ready = list(turn.with_status(s.READY))
+  if not ready:
+    return
+  state = turn.get()
+  if not state.started:
+    waited = turn.now - state.first_ready_at
+    missing = turn.settings.islands - len(ready)
+    if missing > 0 and waited < turn.limits.start_timeout_s:
+      return
+    turn.set(started=True)
+    if missing > 0:
+      turn.note('started_without', missing=missing)
+  for island in ready:
+    _start(turn, island.id)
+    turn.note(
+      'joined',
+      island=island.id,
+      incarnation=island.incarnation,
+      entry=island.entry,
+    )
+
+
+def _start(turn: Turn, index: int) -> None:
+  settings = turn.settings
+  state = turn.get()
+  island = turn.island(
+    index,
+    status=s.LIVE,
+    since=turn.now,
+    lease_until=_lease(turn),
+    credits=0,
+    baseline=False,
+    captured_slot=-1,
+    opened_slot=turn.islands[index].opened_slot,
+    participating=False,
+  )
+  needs_rewarm = island.entry == m.PARAMETERS_ONLY and island.trained == 0
+  turn.send(
+    island.peer,
+    m.Start(
+      island=index,
+      incarnation=island.incarnation,
+      global_step=state.global_step,
+      rate_index=state.global_step,
+      rewarm_steps=settings.rewarm_steps if needs_rewarm else 0,
+      next_slot=rounds.next_slot_for(turn, island),
+      due_step=-1,
+      stop_step=-1 if settings.mode == FREE else settings.steps,
+      samples=m.SampleRange(
+        lane=index,
+        lanes=max(settings.islands_max, settings.islands),
+        begin=0,
+        end=-1,
+      ),
+    ),
+  )
+
+
+def readmit(turn: Turn, index: int) -> None:
+  """Take a lapsed or quarantined island back under its incarnation."""
+  island = turn.islands[index]
+  turn.note('readmitted', island=index, incarnation=island.incarnation)
+  _start(turn, index)
+  offer_newest(turn, index)
+
+
+def on_leave(turn: Turn, message: m.Leave) -> None:
+  island = turn.islands.get(message.island)
+  if island is None or island.incarnation != message.incarnation:
+    return
+  if island.status == s.LEFT:
+    return
+  turn.island(island.id, status=s.LEFT, since=turn.now)
+  turn.note(
+    'left',
+    island=island.id,
+    incarnation=island.incarnation,
+    reason=message.reason,
+  )
+  rounds.drop_from_open(turn, island.id, island.incarnation, 'left')
+
+
+def on_peer_lost(turn: Turn, peer: str) -> None:
+  """What was on its way to this connection is lost; the lease decides."""
+  for key in sorted(turn.islands):
+    island = turn.islands[key]
+    if island.peer != peer:
+      continue
+    turn.island(key, peer='', sent={})
+    rounds.unask(turn, key)
+
+
+def tick(turn: Turn) -> None:
+  """Leases, quarantine, the first start."""
+  for key in sorted(turn.islands):
+    island = turn.islands[key]
+    silent = turn.now - max(island.reported_at, island.since)
+    if island.status == s.LIVE and turn.now > island.lease_until:
+      turn.island(key, status=s.LAPSED, since=turn.now)
+      turn.note(
+        'lapsed',
+        island=key,
+        incarnation=island.incarnation,
+        silent_s=round(silent, 3),
+      )
+      rounds.drop_from_open(turn, key, island.incarnation, 'lapsed')
+    elif (
+      island.status in (s.ENTERING, s.READY)
+      and turn.now > island.lease_until
+      and not island.is_evaluator
+    ):
+      turn.island(key, status=s.LAPSED, since=turn.now)
+    elif (
+      island.status == s.QUARANTINED
+      and turn.now - island.since > turn.limits.quarantine_s
+    ):
+      turn.island(key, offences=0)
+      readmit(turn, key)
+  start_ready(turn)
+
+
+def quarantine_offenders(turn: Turn) -> None:
+  """Repeat offenders are asked for nothing until quarantine_s has passed."""
+  for island in turn.live():
+    if island.offences < turn.limits.offences_max:
+      continue
+    turn.island(island.id, status=s.QUARANTINED, since=turn.now)
+    turn.note(
+      'quarantined',
+      island=island.id,
+      incarnation=island.incarnation,
+      offences=island.offences,
+    )
+    rounds.drop_from_open(turn, island.id, island.incarnation, 'quarantined')

@@ -1,0 +1,1 @@
+"""Virtual time: the protocol's machines without processes or accelerators."""
