@@ -157,6 +157,14 @@ class Staged:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SeedsReady:
+  """The own parameters are encoded, a handle for each fragment."""
+
+  now: float
+  handles: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StateDeclared:
   """The driver is busy with something that is not a step."""
 
@@ -330,7 +338,7 @@ class DropCapture:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GiveSeeds:
-  """Send the own parameters as Seed messages: they become Θ(0)."""
+  """Encode the own parameters: they become Θ(0). Ends in SeedsReady."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -343,7 +351,7 @@ class Begin:
 Event = (
   Received | PeerLost | PeerFound | TimerFired | StopRequested | Seeded
   | Inspected | Merged | TapeWritten | Exported | StepsFinished | Boundary
-  | Encoded | Staged | StateDeclared
+  | Encoded | Staged | SeedsReady | StateDeclared
 )  # fmt: skip
 Action = (
   Send | SetTimer | Release | Note | Stop | Inspect | Merge | WriteTape

@@ -33,7 +33,8 @@ def on_broadcast(turn: Turn, message: m.Broadcast) -> None:
   turn.set(
     syncer_incarnation=max(
       turn.get().syncer_incarnation, message.syncer_incarnation
-    )
+    ),
+    global_step=max(turn.get().global_step, message.global_step),
   )
   turn.held[message.fragment] = held._replace(
     incoming=i.Incoming(

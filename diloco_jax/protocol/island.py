@@ -36,6 +36,8 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
       adoption.on_staged(turn, event)
       if turn.get().role == m.EVALUATOR:
         leave_when_complete(turn)
+    case a.SeedsReady():
+      _on_seeds_ready(turn, event.handles)
     case a.TimerFired():
       _on_timer(turn, event.name)
     case a.PeerFound():
@@ -130,6 +132,22 @@ def _on_welcome(turn: Turn, message: m.Welcome) -> None:
   turn.report()
 
 
+def _on_seeds_ready(turn: Turn, handles: tuple[int, ...]) -> None:
+  state = turn.get()
+  assert len(handles) == len(turn.held)
+  for p, handle in enumerate(handles):
+    turn.send(
+      m.Seed(
+        island=state.island,
+        incarnation=state.incarnation,
+        fragment=p,
+        fingerprint=turn.settings.fingerprint,
+        payload=handle,
+      )
+    )
+    turn.release(handle)
+
+
 def _on_start(turn: Turn, message: m.Start) -> None:
   """Train from here; in lock step the outstanding captures are void."""
   again = turn.get().phase == i.TRAINING
@@ -141,6 +159,7 @@ def _on_start(turn: Turn, message: m.Start) -> None:
   due = message.due_step
   turn.set(
     phase=i.TRAINING,
+    global_step=message.global_step,
     next_slot=message.next_slot,
     captured_slot=message.next_slot - 1,
     due=due if due >= 0 else boundary + turn.settings.stride,
@@ -162,7 +181,9 @@ def _on_start(turn: Turn, message: m.Start) -> None:
 
 def _on_finished(turn: Turn, message: m.Finished) -> None:
   """Stop at the next boundary, so that the books close on finished steps."""
-  turn.set(finished=True, final=message.versions)
+  turn.set(
+    finished=True, final=message.versions, global_step=message.global_step
+  )
   if turn.get().role == m.EVALUATOR:
     leave_when_complete(turn)
   elif turn.get().phase != i.TRAINING:

@@ -96,6 +96,7 @@ class IslandState(NamedTuple):
   waiting_slot: int = -1  # lock step: what the last boundary waited for
   stop_step: int = -1
   draining: bool = False  # the syncer asks for the last time
+  global_step: int = 0  # the newest heard of
   finished: bool = False
   final: tuple[m.Version, ...] = ()  # evaluator: leave when these are held
   stop_reason: str = ''

@@ -1,0 +1,1 @@
+"""The loop that joins a machine of `protocol/` to a driver in real time."""

@@ -1,0 +1,1 @@
+"""The syncer: merges fragments, steps the outer optimizer, broadcasts."""
