@@ -5,20 +5,29 @@ them too and tests that need no jax do not import it.
 """
 
 import os
+import pathlib
 import shutil
 import tempfile
+
+from absl import flags
+
+_scratch = pathlib.Path(tempfile.mkdtemp(prefix='diloco_jax_tests_'))
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
 
 # One compilation cache for the whole test run: compiling is the larger part
 # of the time, and many tests compile the same step.
-_cache_dir = tempfile.mkdtemp(prefix='diloco_jax_test_cache_')
-os.environ['JAX_COMPILATION_CACHE_DIR'] = _cache_dir
+os.environ['JAX_COMPILATION_CACHE_DIR'] = str(_scratch / 'compiled')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+
+# Temporary files of absltest, apart from those of other runs. It reads a flag
+# for them, and pytest parses none.
+os.environ['TEST_TMPDIR'] = str(_scratch / 'files')
+flags.FLAGS.mark_as_parsed()
 
 
 def pytest_unconfigure(config):
   del config
-  shutil.rmtree(_cache_dir, ignore_errors=True)
+  shutil.rmtree(_scratch, ignore_errors=True)
