@@ -33,6 +33,7 @@ LEVELS = {
 UNITS = {
   'presets': 'config',
   'config_check': 'config',
+  'config_json': 'config',
   'run_config': 'config',
   'command_line': 'main',
   '__main__': 'main',
