@@ -55,7 +55,14 @@ LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 # A state machine may be longer where a split would hide it: path -> lines,
 # each with its reason.
-LONG_FILES: dict[str, int] = {}
+LONG_FILES = {
+  # What an island does on each event; every branch touches the same state.
+  'diloco_jax/protocol/island.py': 500,
+  # Who is in: hello, lease, lapse and return are one life cycle.
+  'diloco_jax/protocol/membership.py': 450,
+  # A round from opening to merge, in the three modes that share it.
+  'diloco_jax/protocol/rounds.py': 700,
+}
 # 'path:function' -> lines, each with its reason.
 LONG_FUNCTIONS: dict[str, int] = {}
 
@@ -81,6 +88,10 @@ def unit_of(module):
   if len(parts) == 1:
     return None
   return UNITS.get(parts[1], parts[1])
+
+
+def is_import(node):
+  return isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def imports_of(tree):
@@ -178,9 +189,9 @@ class LayersTest(absltest.TestCase):
 
   def test_the_facade_imports_nothing_when_imported(self):
     tree = tree_of(PACKAGE / '__init__.py')
-    self.assertEmpty(
-      [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    )
+    top = ast.Module([n for n in tree.body if is_import(n)], [])
+    for name, _ in imports_of(top):
+      self.assertIn(name.split('.')[0], sys.stdlib_module_names)
 
   def test_flags_are_read_in_main_only(self):
     self.assertNoProblems(
@@ -218,6 +229,12 @@ class LayersTest(absltest.TestCase):
         path.relative_to(ROOT), path.read_text(encoding='utf-8'), tree_of(path)
       )
     )
+
+  def test_no_long_file_is_excused_twice(self):
+    for name in LONG_FILES:
+      with self.subTest(name):
+        text = (ROOT / name).read_text(encoding='utf-8')
+        self.assertGreater(text.count('\n'), LINES_MAX, 'drop the excuse')
 
   def test_main_is_short(self):
     for name in ('main.py', '__main__.py'):
