@@ -230,7 +230,7 @@ class LayersTest(absltest.TestCase):
       )
     )
 
-  def test_no_long_file_is_excused_twice(self):
+  def test_excuses_are_needed(self):
     for name in LONG_FILES:
       with self.subTest(name):
         text = (ROOT / name).read_text(encoding='utf-8')
