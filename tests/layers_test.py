@@ -230,6 +230,12 @@ class LayersTest(absltest.TestCase):
       )
     )
 
+  def test_every_package_has_an_init(self):
+    """Without one, setup.py would leave it out."""
+    for folder in {path.parent for path in python_files(PACKAGE)}:
+      with self.subTest(str(folder.relative_to(ROOT))):
+        self.assertTrue((folder / '__init__.py').is_file())
+
   def test_excuses_are_needed(self):
     for name in LONG_FILES:
       with self.subTest(name):
