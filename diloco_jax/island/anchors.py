@@ -34,6 +34,38 @@ class Staged:
   operand: Device  # Θ, or for rebase the shift Θ - anchor + Δ_c
 
 
+class _Boundary:
+  """What runs on the device at a step boundary, compiled for one fragment."""
+
+  def __init__(self, alpha: float, shardings: Any):
+    # Output shardings are given, so that XLA cannot choose others than those
+    # that the training step was compiled for.
+    given = {} if shardings is None else {'out_shardings': shardings}
+    self.copy = jax.jit(lambda local: jax.tree.map(jnp.copy, local), **given)
+    # Θ is copied into place: the next step donates its parameters, and a
+    # buffer that came from the host may not be written to.
+    self.overwrite = jax.jit(
+      lambda local, theta: jax.tree.map(
+        jnp.copy, A.adopt_overwrite(local, theta)
+      ),
+      **given,
+    )
+    self.blend = jax.jit(
+      lambda local, theta: A.adopt_blend(local, theta, alpha),
+      donate_argnums=0,
+      **given,
+    )
+    self.shift = jax.jit(
+      lambda local, shift: jax.tree.map(
+        lambda x, y: (x.astype(jnp.float32) + y).astype(x.dtype),
+        local,
+        shift,
+      ),
+      donate_argnums=0,
+      **given,
+    )
+
+
 class Fragments:
   """The arrays behind an island's machine.
 
@@ -64,28 +96,7 @@ class Fragments:
     self._staged: dict[int, Staged] = {}
     self._captured: dict[m.CaptureId, tuple[int, Host, Device]] = {}
     self._sent: dict[m.CaptureId, Host] = {}
-    self._copy = jax.jit(lambda local: jax.tree.map(jnp.copy, local))
-    # Θ is copied into place: the next step donates its parameters, and a
-    # buffer that came from the host may not be written to.
-    self._overwrite = jax.jit(
-      lambda local, theta: jax.tree.map(
-        lambda x, y: jnp.copy(y).astype(x.dtype),
-        local,
-        A.adopt_overwrite(local, theta),
-      )
-    )
-    self._blend = jax.jit(
-      lambda local, theta: A.adopt_blend(local, theta, alpha),
-      donate_argnums=0,
-    )
-    self._shift = jax.jit(
-      lambda local, shift: jax.tree.map(
-        lambda x, y: (x.astype(jnp.float32) + y).astype(x.dtype),
-        local,
-        shift,
-      ),
-      donate_argnums=0,
-    )
+    self._jits = [_Boundary(alpha, x) for x in self._shardings]
 
   # At a step boundary.
 
@@ -94,7 +105,8 @@ class Fragments:
     anchor = self.anchors[fragment]
     assert anchor is not None
     local = self.partition.take(params, fragment)
-    self._captured[capture] = (fragment, anchor, self._copy(local))
+    copied = self._jits[fragment].copy(local)
+    self._captured[capture] = (fragment, anchor, copied)
 
   def adopt(self, params: Any, fragment: int, version: m.Version) -> Any:
     """Put a staged version in place; returns the parameters."""
@@ -102,10 +114,11 @@ class Fragments:
     assert staged.version == version, (staged.version, version)
     if params is not None:
       local = self.partition.take(params, fragment)
+      jits = self._jits[fragment]
       adopters = {
-        OVERWRITE: self._overwrite,
-        BLEND: self._blend,
-        REBASE: self._shift,
+        OVERWRITE: jits.overwrite,
+        BLEND: jits.blend,
+        REBASE: jits.shift,
       }
       new = adopters[staged.mode](local, staged.operand)
       params = self.partition.put(params, fragment, new)
@@ -123,12 +136,14 @@ class Fragments:
     """Compile what boundaries run, so that no step waits for a compiler."""
     for p in range(len(self.partition.sizes)):
       local = self.partition.take(params, p)
-      copied = self._copy(local)
-      zeros = {name: np.zeros(x.shape, np.float32) for name, x in local.items()}
+      zeros = {
+        name: np.zeros(x.shape, np.float32) for name, x in local.items()
+      }
       operand = self._to_device(p, zeros)
-      self._overwrite(copied, operand)
-      self._blend(self._copy(local), operand)
-      self._shift(copied, operand)
+      jits = self._jits[p]
+      jits.overwrite(local, operand)
+      jits.blend(jits.copy(local), operand)
+      jits.shift(jits.copy(local), operand)
 
   # On the worker.
 

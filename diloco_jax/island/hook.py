@@ -122,6 +122,10 @@ class Island:
     self.extra: Any = None
     self.start: m.Start | None = None
     self.exchange_s = 0.0  # of the last call of `step`
+    self.finished_step = 0  # newest that the device has finished
+    self.finished_tokens = 0
+    self.step_time_s = 0.0
+    self.loss: float | None = None
     self.adopted_at = time.monotonic()
     self._put = put
     self._fragments = fragments
@@ -183,6 +187,11 @@ class Island:
     self.params = self._put(self._fragments.assembled(self.params))
     self._unfinished.reset_clock()
     self._training = True
+
+  def warm_up(self, params: Any) -> None:
+    """Compile what happens at step boundaries, before the first of them."""
+    self._fragments.warm_up(params)
+    self._probe(jax.tree.leaves(params)[0])
 
   def declare(self, state: str) -> None:
     """Say what this island is busy with other than steps: 'compiling', ..."""
@@ -249,12 +258,15 @@ class Island:
       if newest.is_loss:
         value = float(np.asarray(newest.scalar))
         loss = value if math.isfinite(value) else None
+      self.finished_step, self.finished_tokens = newest.step, newest.tokens
+      self.step_time_s = self._unfinished.step_time_s(newest.step)
+      self.loss = loss
       self._loop.feed(
         a.StepsFinished(
           now=self._clock.now(),
           step=newest.step,
           tokens=newest.tokens,
-          step_time_s=self._unfinished.step_time_s(newest.step),
+          step_time_s=self.step_time_s,
           loss=loss,
         )
       )

@@ -1,0 +1,1 @@
+"""One island: inner training on its mesh, and the exchange with the syncer."""

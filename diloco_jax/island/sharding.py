@@ -1,0 +1,164 @@
+"""Meshes, and from parameter names to mesh axes."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import re
+from typing import Any
+
+from diloco_jax.errors import Problem
+from diloco_jax.errors import UserError
+import jax
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+AXES = ('data', 'fsdp', 'tensor', 'expert')
+BATCH_AXES = ('data', 'fsdp')
+
+Rules = Mapping[str, tuple[str | None, ...]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MeshOptions:
+  """Devices of one island along each axis; -1: all the others."""
+
+  data: int = -1  # the batch is split
+  fsdp: int = 1  # the batch and the parameters are split
+  tensor: int = 1  # matrices are split
+  expert: int = 1
+
+  @property
+  def sizes(self) -> tuple[int, ...]:
+    return (self.data, self.fsdp, self.tensor, self.expert)
+
+
+def axis_sizes(options: MeshOptions, devices: int) -> tuple[int, ...]:
+  """The size of every axis, for a number of devices.
+
+  Raises:
+    UserError: the mesh does not divide the devices.
+  """
+  fixed = math.prod(size for size in options.sizes if size != -1)
+  open_axes = sum(size == -1 for size in options.sizes)
+  rest = devices // fixed if fixed > 0 else 0
+  whole = fixed > 0 and devices % fixed == 0 and open_axes <= 1
+  if not whole or (open_axes == 0 and fixed != devices):
+    shape = ' x '.join(
+      f'{axis}={size}' for axis, size in zip(AXES, options.sizes, strict=True)
+    )
+    raise UserError(
+      [
+        Problem(
+          'mesh',
+          shape,
+          f'sizes whose product is the {devices} devices of an island',
+          'change the sizes; one of them may be -1 for all the others',
+        )
+      ]
+    )
+  return tuple(rest if size == -1 else size for size in options.sizes)
+
+
+def make_mesh(
+  options: MeshOptions, devices: Sequence[Any] | None = None
+) -> Mesh:
+  """The mesh of one island. Raises UserError where sizes do not fit."""
+  chosen = list(devices) if devices is not None else jax.local_devices()
+  sizes = axis_sizes(options, len(chosen))
+  return Mesh(np.asarray(chosen, dtype=object).reshape(sizes), AXES)
+
+
+def _spec(name: str, rank: int, rules: Rules) -> PartitionSpec:
+  for pattern, axes in rules.items():
+    if re.search(pattern, name):
+      if len(axes) != rank:
+        raise ValueError(
+          f'rule {pattern!r} has {len(axes)} axes, {name!r} has rank {rank}'
+        )
+      return PartitionSpec(*axes)
+  return PartitionSpec()  # no rule: every device holds the whole
+
+
+def param_shardings(shapes: Any, mesh: Mesh, rules: Rules) -> Any:
+  """A NamedSharding for every parameter.
+
+  Args:
+    shapes: pytree of arrays or ShapeDtypeStructs.
+    mesh: of the island.
+    rules: pattern of a parameter's path -> mesh axis of each dimension. The
+      first pattern that is found in the path counts.
+
+  Raises:
+    UserError: a dimension is not divisible by its axis, all of them named.
+  """
+  problems = []
+
+  def choose(path: Any, leaf: Any) -> NamedSharding:
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    spec = _spec(name, len(leaf.shape), rules)
+    for size, axis in zip(leaf.shape, spec, strict=False):
+      if axis is not None and size % mesh.shape[axis]:
+        problems.append(
+          Problem(
+            f'mesh.{axis}',
+            str(mesh.shape[axis]),
+            f'a divisor of {size}, a dimension of {name} {tuple(leaf.shape)}',
+            f'choose another mesh.{axis}, or another width of the model',
+          )
+        )
+    return NamedSharding(mesh, spec)
+
+  chosen = jax.tree_util.tree_map_with_path(choose, shapes)
+  if problems:
+    raise UserError(problems)
+  return chosen
+
+
+def like_params(tree: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
+  """Shardings of an optimizer's state: moments as their parameters.
+
+  A leaf whose path ends in the path of a parameter of the same shape is
+  sharded as that parameter; every other leaf is replicated.
+  """
+  by_path = {}
+  for (path, leaf), (_, sharding) in zip(
+    jax.tree_util.tree_flatten_with_path(params)[0],
+    jax.tree_util.tree_flatten_with_path(shardings)[0],
+    strict=True,
+  ):
+    by_path[jax.tree_util.keystr(path)] = (leaf.shape, sharding)
+  replicated = NamedSharding(mesh, PartitionSpec())
+
+  def choose(path: Any, leaf: Any) -> NamedSharding:
+    for start in range(len(path)):
+      shape, sharding = by_path.get(
+        jax.tree_util.keystr(path[start:]), (None, None)
+      )
+      if shape == leaf.shape:
+        return sharding
+    return replicated
+
+  return jax.tree_util.tree_map_with_path(choose, tree)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """The leading dimension over the data axes."""
+  return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
+  """Raises UserError where a batch does not divide over the data axes."""
+  parts = mesh.shape['data'] * mesh.shape['fsdp'] * accumulate
+  if batch % parts:
+    raise UserError(
+      [
+        Problem(
+          'data.batch',
+          str(batch),
+          f'a multiple of {parts} = data x fsdp x accumulate',
+          'change data.batch, the mesh or inner.accumulate',
+        )
+      ]
+    )

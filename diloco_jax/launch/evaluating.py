@@ -1,0 +1,122 @@
+"""The evaluator's role: held-out loss of Θ while others train."""
+
+from collections.abc import Callable
+import itertools
+import pathlib
+import threading
+from typing import Any
+
+from diloco_jax.island.evaluator import Evaluator
+from diloco_jax.island.evaluator import Snapshot
+from diloco_jax.launch import assembly
+from diloco_jax.launch import connecting
+from diloco_jax.run_config import RunConfig
+from diloco_jax.runtime.clock import Clock
+from diloco_jax.telemetry.metrics import MetricsWriter
+from diloco_jax.transport import base as transport
+import jax
+
+SAMPLE_BYTES = 160
+LOOK_EVERY_S = 0.5
+
+
+class Evaluation:
+  """Measures Θ now and then on a thread of its own, and whole at the end."""
+
+  def __init__(
+    self,
+    run: RunConfig,
+    task: Any,
+    *,
+    workdir: pathlib.Path,
+    endpoint: transport.Endpoint,
+    clock: Clock,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+  ):
+    self._run = run
+    self._task = task
+    self._clock = clock
+    self._on_row = on_row
+    self._trainer = assembly.make_trainer(run, task)
+    planned = assembly.layout(run, self._trainer.param_shapes)
+    self._evaluator: Evaluator = connecting.make_evaluator(
+      planned, endpoint, self._trainer.param_shapes, clock
+    )
+    self._metrics = MetricsWriter(
+      workdir / 'metrics' / 'evaluator.jsonl',
+      workdir / 'metrics' / 'tensorboard' / 'evaluator'
+      if run.metrics.tensorboard
+      else None,
+    )
+    self._closing = threading.Event()
+    self._failure: BaseException | None = None
+    self._thread = threading.Thread(
+      target=self._follow, name='evaluation', daemon=True
+    )
+
+  def begin(self) -> None:
+    self._evaluator.begin()
+    self._thread.start()
+
+  def finish(self, timeout_s: float) -> dict[str, Any] | None:
+    """Wait for the final Θ, measure it on the whole held-out set.
+
+    Returns:
+      The last row, or None where Θ never came.
+    """
+    self._evaluator.finished.wait(timeout_s)
+    self._closing.set()
+    self._thread.join()
+    row = None
+    snapshot = self._evaluator.snapshot()
+    if snapshot is not None:
+      row = self._measure(snapshot, final=True)
+    self._evaluator.close()
+    self._metrics.close()
+    if self._failure is not None:
+      raise RuntimeError('evaluation failed') from self._failure
+    return row
+
+  def _follow(self) -> None:
+    every = self._run.metrics.eval_every_s
+    due = self._clock.now() + every
+    last: Any = None
+    while not self._closing.wait(LOOK_EVERY_S):
+      if self._evaluator.finished.is_set():
+        return
+      if every <= 0 or self._clock.now() < due:
+        continue
+      snapshot = self._evaluator.snapshot()
+      if snapshot is None or snapshot.versions == last:
+        continue
+      try:
+        self._measure(snapshot, final=False)
+      except Exception as error:
+        self._failure = error
+        return
+      last = snapshot.versions
+      due = self._clock.now() + every
+
+  def _measure(self, snapshot: Snapshot, *, final: bool) -> dict[str, Any]:
+    params = self._trainer.put(snapshot.params)
+    batches = self._task.batches('test', None)
+    if not final:
+      batches = itertools.islice(batches, self._run.metrics.eval_batches)
+    measured = self._trainer.evaluate(params, batches)
+    row: dict[str, Any] = {
+      't_s': round(self._clock.now(), 3),
+      'global_step': snapshot.global_step,
+      'eval_loss': measured['loss'],
+      'eval_accuracy': measured.get('accuracy'),
+      'tokens': int(measured['tokens']),
+      'final': final,
+    }
+    sample = getattr(self._task, 'sample', None)
+    if final and sample is not None:
+      row['sample'] = sample(params, SAMPLE_BYTES, jax.random.key(0))
+    self._metrics.row(**row)
+    if self._on_row is not None:
+      self._on_row(row)
+    return row
+
+

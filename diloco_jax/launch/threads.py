@@ -1,0 +1,219 @@
+"""A run whose syncer and islands are threads of this process.
+
+For notebooks and tests: the same roles over the in-process transport. Each
+island has its own part of the devices where there are enough, else they share
+one. Nobody can be killed here; an island is stopped at its next boundary.
+"""
+
+import json
+import os
+import pathlib
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, NamedTuple
+
+from diloco_jax import config_json
+from diloco_jax.launch import assembly
+from diloco_jax.launch import evaluating
+from diloco_jax.launch import islanding
+from diloco_jax.launch import role
+from diloco_jax.launch.syncing import Syncer
+from diloco_jax.run_config import RunConfig
+from diloco_jax.runtime.clock import RealClock
+from diloco_jax.telemetry import folder as folder_lib
+from diloco_jax.telemetry import summary as summary_lib
+from diloco_jax.telemetry.processes import EXIT_OK
+from diloco_jax.telemetry.processes import ProcessTable
+from diloco_jax.telemetry.tape import read_tape
+from diloco_jax.transport import inprocess
+import jax
+
+JOIN_TIMEOUT_S = 60.0
+
+
+class RunResult(NamedTuple):
+  """What a run in this process leaves behind."""
+
+  summary: dict[str, Any]  # as in summary.json
+  params: Any  # final Θ, NumPy f32
+  history: dict[str, list[dict[str, Any]]]  # metrics rows by participant
+  tape: list[dict[str, Any]]  # the syncer's decisions
+
+
+def device_parts(islands: int) -> list[Any]:
+  """Disjoint devices for each island, or the first one for all."""
+  devices = jax.local_devices()
+  each = len(devices) // islands
+  if each == 0:
+    return [devices[:1]] * islands
+  return [devices[k * each : (k + 1) * each] for k in range(islands)]
+
+
+class ThreadRun:
+  """One run in threads."""
+
+  def __init__(
+    self,
+    run: RunConfig,
+    task: Any,
+    workdir: pathlib.Path,
+    *,
+    evaluate: bool = True,
+  ):
+    self._run = run
+    self._task = task
+    self._workdir = workdir
+    self._evaluate = evaluate
+    self._clock = RealClock(role.started_wall_s(workdir))
+    self._hub = inprocess.Hub(token=secrets.token_urlsafe(16))
+    self._failures: list[BaseException] = []
+    self._leave: dict[int, str] = {}
+    shapes = assembly.param_shapes(task, run.seed)
+    self._planned = assembly.layout(run, shapes)
+    self.syncer = Syncer(
+      self._planned,
+      task,
+      workdir=workdir,
+      endpoint=self._hub.server(),
+      clock=self._clock,
+      tensorboard=run.metrics.tensorboard,
+    )
+    self.outcomes: dict[int, islanding.Outcome] = {}
+
+  def stop_island(self, index: int, reason: str = 'killed') -> None:
+    """Make an island leave at its next boundary."""
+    self._leave[index] = reason
+
+  def train(self) -> None:
+    """Until the run is over.
+
+    Raises:
+      Exception: of the first participant that failed.
+    """
+    table = ProcessTable(self._workdir / 'processes.json', self._clock.now)
+    count = self._run.island_count
+    threads = [threading.Thread(target=self._guard, args=(self._sync,))]
+    parts = device_parts(count)
+    for index in range(count):
+      threads.append(
+        threading.Thread(
+          target=self._guard,
+          args=(self._island, index, parts[index]),
+          name=f'island {index}',
+        )
+      )
+      table.start('island', index, 1, os.getpid())
+    table.start('syncer', 0, 1, os.getpid())
+    evaluation = self._evaluation() if self._evaluate else None
+    for thread in threads:
+      thread.start()
+    if evaluation is not None:
+      evaluation.begin()
+    try:
+      while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+          thread.join(0.2)
+        if self._failures:
+          break
+    except KeyboardInterrupt:
+      self.syncer.stop('interrupted')
+      for thread in threads:
+        thread.join(JOIN_TIMEOUT_S)
+      raise
+    finally:
+      if self._failures:
+        self.syncer.stop('failed')
+      for _ in range(count + 1):
+        table.end(os.getpid(), EXIT_OK)
+    if self._failures:
+      raise self._failures[0]
+    if evaluation is not None:
+      evaluation.finish(JOIN_TIMEOUT_S)
+
+  def _guard(self, work: Any, *args: Any) -> None:
+    try:
+      work(*args)
+    except BaseException as error:
+      self._failures.append(error)
+
+  def _sync(self) -> None:
+    self.syncer.run()
+
+  def _island(self, index: int, devices: Any) -> None:
+    self.outcomes[index] = islanding.run_island(
+      self._run,
+      self._task,
+      index=index,
+      workdir=self._workdir,
+      endpoint=self._hub.connect(self._hub.token),
+      clock=self._clock,
+      devices=devices,
+      should_leave=lambda: self._leave.get(index, ''),
+    )
+
+  def _evaluation(self) -> evaluating.Evaluation:
+    return evaluating.Evaluation(
+      self._run,
+      self._task,
+      workdir=self._workdir,
+      endpoint=self._hub.connect(self._hub.token),
+      clock=self._clock,
+    )
+
+
+def make_folder(run: RunConfig, workdir: pathlib.Path) -> None:
+  """The files that a run needs before it starts."""
+  for name in ('tape', 'metrics'):
+    (workdir / name).mkdir(parents=True, exist_ok=True)
+  config_json.save(run, workdir)
+  (workdir / role.START_FILE).write_text(
+    json.dumps({'wall_s': time.time()}), encoding='utf-8'
+  )
+
+
+def run_in_threads(
+  task: Any,
+  run: RunConfig,
+  workdir: pathlib.Path | None = None,
+  *,
+  evaluate: bool = True,
+) -> RunResult:
+  """A whole run in this process; see `RunResult`.
+
+  Args:
+    task: what is trained, one object for all.
+    run: the configuration.
+    workdir: of the run folder; None: a temporary one that is removed.
+    evaluate: measure the held-out loss.
+  """
+  # Threads of the exchange may not keep a training thread waiting.
+  interval = sys.getswitchinterval()
+  sys.setswitchinterval(0.0005)
+  try:
+    with tempfile.TemporaryDirectory() as temporary:
+      folder = workdir or pathlib.Path(temporary)
+      shapes = assembly.param_shapes(task, run.seed)
+      run = assembly.layout(run, shapes).run
+      make_folder(run, folder)
+      threads = ThreadRun(run, task, folder, evaluate=evaluate)
+      threads.train()
+      summary = summary_lib.summarize(folder, 'ok')
+      summary_lib.write_summary(folder, summary)
+      return RunResult(
+        summary=summary,
+        params=threads.syncer.final_parameters(),
+        history=_history(folder),
+        tape=read_tape(folder / 'tape' / 'syncer.jsonl', events=False),
+      )
+  finally:
+    sys.setswitchinterval(interval)
+
+
+def _history(folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+  return {
+    path.stem: folder_lib.read_rows(path)
+    for path in sorted((folder / 'metrics').glob('*.jsonl'))
+  }

@@ -1,0 +1,1 @@
+"""How messages and payloads travel: in one process, or by gRPC."""

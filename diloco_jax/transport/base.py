@@ -1,0 +1,177 @@
+"""What every transport offers, and the bounds that it keeps.
+
+A payload is a list of byte buffers with the name of a codec. Control messages
+(without payload) and bulk (with one) travel apart: control never waits behind
+bulk. Order is kept among control messages, and among bulk of one priority.
+"""
+
+from collections import deque
+import dataclasses
+import threading
+import time
+from typing import NamedTuple, Protocol
+
+from diloco_jax.protocol import messages as m
+import numpy as np
+
+SYNCER = 'syncer'  # the only peer of a client
+KIND_MAX = 32  # characters in the name of a codec
+
+
+class Payload(NamedTuple):
+  """Bytes that belong to a message."""
+
+  kind: str  # the codec
+  buffers: tuple[np.ndarray, ...]  # [n] uint8 each, contiguous
+
+  @property
+  def nbytes(self) -> int:
+    return sum(x.nbytes for x in self.buffers)
+
+
+class Delivery(NamedTuple):
+  """A message has arrived, whole."""
+
+  peer: str
+  message: m.Message
+  payload: Payload | None
+
+
+class PeerUp(NamedTuple):
+  """A connection is there."""
+
+  peer: str
+
+
+class PeerDown(NamedTuple):
+  """A connection is gone; what was on its way may be lost."""
+
+  peer: str
+  reason: str
+
+
+class TokenRefused(NamedTuple):
+  """The server does not take this token. Final: it is not tried again."""
+
+  peer: str
+
+
+Incoming = Delivery | PeerUp | PeerDown | TokenRefused
+
+
+class Traffic(NamedTuple):
+  """Bytes counted at the transport, headers included."""
+
+  bytes_in: int
+  bytes_out: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TransportOptions:
+  """Bounds and times of a transport."""
+
+  chunk_bytes: int = 1 << 20  # of a payload in one frame
+  message_bytes_max: int = 1 << 34  # a larger payload is refused
+  inflight_bytes_max: int = 1 << 34  # queued for one peer; more is refused
+  queue_max: int = 4096  # messages queued for one peer, or not yet received
+  connect_timeout_s: float = 10.0
+  deadline_s: float = 60.0  # a stream that does not move is given up
+  backoff_first_s: float = 0.1  # before connecting again; doubles
+  backoff_max_s: float = 5.0
+  keepalive_s: float = 10.0  # a silent peer is asked for a sign of life
+  tls_cert: str = ''  # PEM files
+  tls_key: str = ''
+  tls_ca: str = ''
+  mutual_tls: bool = False  # the server wants to see certificates too
+
+
+class Endpoint(Protocol):
+  """One end of any number of connections; thread-safe."""
+
+  def send(
+    self,
+    peer: str,
+    message: m.Message,
+    payload: Payload | None = None,
+    priority: int = 0,
+  ) -> bool:
+    """Queue a message; never blocks.
+
+    False: not queued, because the peer is unknown or gone or a bound is
+    reached. True is no promise that it arrives.
+    """
+    ...
+
+  def receive(self, timeout_s: float | None) -> list[Incoming]:
+    """What has come; waits for the first up to timeout_s, None for ever."""
+    ...
+
+  def wake(self) -> None:
+    """Make a running or the next `receive` return."""
+    ...
+
+  def disconnect(self, peer: str) -> None:
+    """Close a connection, after what was sent."""
+    ...
+
+  def traffic(self) -> Traffic: ...
+
+  def close(self) -> None:
+    """Close everything, after what was sent; ends all threads."""
+    ...
+
+
+class Inbox:
+  """What has arrived at an endpoint and was not received yet.
+
+  Whoever puts a message beyond the bound waits, which stops the reading of
+  its stream; control and bulk have bounds of their own, so that bulk that
+  nobody takes does not stop control.
+  """
+
+  def __init__(self, queue_max: int):
+    self._queue_max = queue_max
+    self._items: deque[Incoming] = deque()
+    self._waiting = {False: 0, True: 0}  # by "is bulk"
+    self._changed = threading.Condition()
+    self._woken = False
+    self._closed = False
+
+  def put(self, item: Incoming) -> None:
+    bulk = isinstance(item, Delivery) and item.payload is not None
+    is_delivery = isinstance(item, Delivery)
+    with self._changed:
+      while (
+        is_delivery
+        and self._waiting[bulk] >= self._queue_max
+        and not self._closed
+      ):
+        self._changed.wait()
+      self._items.append(item)
+      self._waiting[bulk] += is_delivery
+      self._changed.notify_all()
+
+  def take(self, timeout_s: float | None) -> list[Incoming]:
+    with self._changed:
+      deadline = None if timeout_s is None else time.monotonic() + timeout_s
+      while not self._items and not self._woken and not self._closed:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+          break
+        self._changed.wait(left)
+      self._woken = False
+      items = list(self._items)
+      self._items.clear()
+      self._waiting = {False: 0, True: 0}
+      self._changed.notify_all()
+      return items
+
+  def wake(self) -> None:
+    with self._changed:
+      self._woken = True
+      self._changed.notify_all()
+
+  def close(self) -> None:
+    with self._changed:
+      self._closed = True
+      self._changed.notify_all()
