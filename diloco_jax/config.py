@@ -30,13 +30,13 @@ def _model() -> Section:
   return {
     'vocab': 256,  # tokens: bytes
     'width': 64,  # features of the residual stream
-    'depth': 2,  # blocks
-    'heads': 4,  # attention heads; must divide width
-    'mlp_ratio': 4.0,  # hidden features of the MLP / width
-    'tie_embeddings': True,  # output layer = transposed input embedding
-    'qk_norm': True,  # RMSNorm of queries and keys
-    'rope_theta': 10000.0,  # base of the rotary wavelengths, positions
-    'remat': False,  # recompute blocks in the backward pass: memory for time
+    'depth': 2,  # layers
+    'heads': 4,  # attention heads; width / heads must be whole and even
+    'mlp_ratio': 2.75,  # features of the gated MLP / width
+    'tie_embeddings': False,  # one matrix for input and output
+    'qk_norm': True,  # normalise queries and keys
+    'rope_theta': 10_000.0,  # base of the rotary wavelengths, positions
+    'remat': False,  # recompute layers in the backward pass: memory for time
   }
 
 
@@ -53,15 +53,15 @@ def _inner() -> Section:
     'optimizer': 'adamw',
     'lr': 3e-3,  # peak learning rate
     'warmup_steps': 50,  # inner steps of linear warm-up
-    'total_steps': 0,  # inner steps of the schedule; 0: `steps`
-    'min_lr_ratio': 0.1,  # last learning rate / peak
-    'weight_decay': 0.0,  # decoupled, a factor of the learning rate
+    'total_steps': placeholder(int),  # inner steps of the cosine; left: `steps`
+    'min_lr_ratio': 0.1,  # last learning rate / peak; it stays there
+    'weight_decay': 0.1,  # of matrices, a factor of the learning rate
     'beta1': 0.9,  # decay of the first moment
-    'beta2': 0.99,  # decay of the second moment
-    'clip': 1.0,  # largest global norm of the gradient; 0: no clipping
-    'accumulate': 1,  # micro-batches a step
-    'bf16': False,  # compute in bfloat16, parameters stay f32
-    'rewarm': 50,  # inner steps of a newcomer's ramp without moments
+    'beta2': 0.95,  # decay of the second moment
+    'clip': 1.0,  # largest global norm of the gradient; 0: not clipped
+    'accumulate': 1,  # parts of a batch, one after the other
+    'bf16': False,  # multiply in bfloat16, parameters stay f32
+    'rewarm': 0,  # inner steps of a newcomer's ramp without moments
   }
 
 
@@ -219,6 +219,10 @@ def check(
   if flat['preset'] == presets.DATA_PARALLEL:
     problems += presets.settle_data_parallel(flat, given_flags)
   given = presets.fill_in(flat)
+  if flat['inner.total_steps'] is None:
+    flat['inner.total_steps'] = flat['steps']
+  else:
+    given['inner.total_steps'] = flat['inner.total_steps']
   problems += config_check.check_sync(flat, given)
   problems += config_check.check_limits(flat)
   whole = flat['preset'] == presets.DATA_PARALLEL

@@ -61,7 +61,7 @@ RANGES: dict[str, Range] = {
   'seed': Range(0, 2**32 - 1),
   'islands': Range(1, settings.Limits().islands_max),
   'steps': COUNT,
-  'model.vocab': Range(2),
+  'model.vocab': Range(256),  # a token is a byte
   'model.width': COUNT,
   'model.depth': COUNT,
   'model.heads': COUNT,
@@ -70,6 +70,7 @@ RANGES: dict[str, Range] = {
   'data.sequence': COUNT,
   'data.batch': COUNT,
   'inner.lr': POSITIVE,
+  'inner.total_steps': COUNT,
   'inner.min_lr_ratio': Range(0, 1),
   'inner.beta1': FRACTION,
   'inner.beta2': FRACTION,
@@ -309,7 +310,12 @@ def check_island(flat: Flat, batch: int) -> list[Problem]:
   problems = []
   axes = ('data', 'fsdp', 'tensor', 'expert')
   sizes = {axis: flat[f'mesh.{axis}'] for axis in axes}
-  rest = [axis for axis in axes if sizes[axis] < 1]
+  problems += [
+    Problem(f'mesh.{axis}', '0', '-1 (all the others) or a number >= 1', '')
+    for axis in axes
+    if sizes[axis] == 0
+  ]
+  rest = [axis for axis in axes if sizes[axis] == -1]
   if len(rest) > 1:
     problems.append(
       Problem(
@@ -331,13 +337,14 @@ def check_island(flat: Flat, batch: int) -> list[Problem]:
         '',
       )
     )
-  if flat['model.width'] % flat['model.heads']:
+  width, heads = flat['model.width'], flat['model.heads']
+  if width % (2 * heads):
     problems.append(
       Problem(
         'model.width',
-        str(flat['model.width']),
-        f'a multiple of model.heads = {flat["model.heads"]}',
-        '',
+        str(width),
+        f'a multiple of 2 * model.heads = {2 * heads}',
+        'rotary positions turn pairs of features of a head',
       )
     )
   return problems

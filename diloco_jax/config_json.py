@@ -8,7 +8,6 @@ import typing
 from typing import Any
 
 from diloco_jax import errors
-from diloco_jax import presets
 from diloco_jax import run_config
 from diloco_jax.run_config import RunConfig
 
@@ -113,9 +112,9 @@ def from_json(text: str) -> RunConfig:
       raise ValueError('not an object')
     given = tree.pop('given')
     if not isinstance(given, list) or not set(given) <= set(
-      presets.PRESET_PATHS
+      run_config.GIVEN_PATHS
     ):
-      raise ValueError('not a list of preset settings: given')
+      raise ValueError('given: not a list of settings')
   except (ValueError, KeyError, TypeError, RecursionError) as e:
     raise errors.UserError(
       [errors.Problem('configuration', str(e), 'JSON as written by a run', '')]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
   from diloco_jax.models import transformer
   from diloco_jax.transport import base as transport_base
 
+Flat = dict[str, Any]  # setting by dotted path
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncOptions:
@@ -101,7 +103,7 @@ class RunConfig:
   launch: LaunchOptions
   checkpoint: CheckpointOptions
   metrics: MetricsOptions
-  given: tuple[str, ...] = ()  # preset settings that the user set, as paths
+  given: tuple[str, ...] = ()  # of GIVEN_PATHS, what the user set
 
   @property
   def island_count(self) -> int:
@@ -113,6 +115,9 @@ class RunConfig:
     """Sequences a step on each island; data_parallel has them all on one."""
     return self.data.batch * (self.islands // self.island_count)
 
+
+# Settings that follow others unless they are given.
+GIVEN_PATHS = (*presets.PRESET_PATHS, 'inner.total_steps')
 
 # Dotted paths, each for itself and all below it.
 ISLAND_FIELDS = (
@@ -185,7 +190,7 @@ def join(prefix: str, name: str) -> str:
   return f'{prefix}.{name}' if prefix else name
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = '') -> Flat:
   """A nested dict as {dotted path: leaf}."""
   flat = {}
   for name, value in tree.items():
@@ -216,24 +221,27 @@ def to_tree(run: RunConfig) -> dict[str, Any]:
   return tree
 
 
-def to_flat(run: RunConfig) -> dict[str, Any]:
+def to_flat(run: RunConfig) -> Flat:
   """Every setting by its dotted path."""
   flat = flatten(to_tree(run))
   del flat['given']
   return flat
 
 
-def _hashed(flat: Mapping[str, Any]) -> dict[str, Any]:
-  return {
+def _hashed(run: RunConfig) -> Flat:
+  hashed = {
     path: value
-    for path, value in flat.items()
+    for path, value in to_flat(run).items()
     if is_run_field(path) and not _covers(CHANGEABLE_FIELDS, path)
   }
+  if 'inner.total_steps' not in run.given:
+    hashed['inner.total_steps'] = None  # follows `steps`, which may change
+  return hashed
 
 
 def config_hash(run: RunConfig) -> str:
   """Hex SHA-256 of the settings that make this configuration another one."""
-  text = json.dumps(_hashed(to_flat(run)), sort_keys=True, allow_nan=False)
+  text = json.dumps(_hashed(run), sort_keys=True, allow_nan=False)
   return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -242,6 +250,6 @@ def differing_keys(a: RunConfig, b: RunConfig) -> tuple[str, ...]:
 
   Empty exactly where their hashes are equal.
   """
-  one, two = _hashed(to_flat(a)), _hashed(to_flat(b))
+  one, two = _hashed(a), _hashed(b)
   assert one.keys() == two.keys()
   return tuple(sorted(path for path in one if one[path] != two[path]))

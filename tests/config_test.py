@@ -16,6 +16,9 @@ from diloco_jax import config_json
 from diloco_jax import errors
 from diloco_jax import presets
 from diloco_jax import run_config
+from diloco_jax.algorithm import compress
+from diloco_jax.algorithm import outer
+from diloco_jax.launch import assembly
 from diloco_jax.protocol import settings
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -63,7 +66,7 @@ class DeclarationTest(absltest.TestCase):
         value = config
         for name in key.split('.'):
           value = value[name]
-        if value is None and key in presets.PRESET_PATHS:
+        if value is None and key in run_config.GIVEN_PATHS:
           continue
         with self.subTest(key):
           self.assertEqual(value, field.default)
@@ -85,6 +88,16 @@ class DeclarationTest(absltest.TestCase):
     self.assertFalse(run_config.is_run_field('mesh.fsdp'))
     self.assertTrue(run_config.is_run_field('data.sequence'))
     self.assertTrue(run_config.is_run_field('inner.lr'))
+
+  def test_choices_are_those_of_the_code(self):
+    for path, known in (
+      ('sync.upload', compress.CODECS),
+      ('sync.download', compress.CODECS),
+      ('sync.merge', outer.MERGE_RULES),
+      ('task', assembly.TASKS),
+    ):
+      with self.subTest(path):
+        self.assertCountEqual(config_check.CHOICES[path], known)
 
   def test_checking_imports_no_jax(self):
     code = (
@@ -258,7 +271,10 @@ class MistakeTest(parameterized.TestCase):
     (dict(mesh__data=3), 'data.batch', ['= 3']),
     (dict(mesh__data=2, inner__accumulate=8), 'data.batch', ['= 16']),
     (dict(mesh__fsdp=-1), 'mesh.fsdp', ['mesh.data']),
-    (dict(model__heads=5), 'model.width', ['model.heads = 5']),
+    (dict(model__heads=5), 'model.width', ['model.heads = 10']),
+    (dict(model__width=68), 'model.width', ['model.heads = 8']),
+    (dict(model__vocab=100), 'model.vocab', ['>= 256']),
+    (dict(mesh__tensor=0), 'mesh.tensor', ['-1']),
     (dict(chaos='storm.py'), 'chaos', ['not in this version']),
     (dict(checkpoint__every_s=5.0), 'checkpoint.every_s', ['this version']),
   )
@@ -432,6 +448,16 @@ class JsonTest(absltest.TestCase):
         self.assertEqual(keys, (path,) if differs else ())
         same = run_config.config_hash(base) == run_config.config_hash(other)
         self.assertEqual(same, not differs)
+
+  def test_the_schedule_follows_steps_unless_given(self):
+    run = config_lib.resolve(changed(steps=700))
+    self.assertEqual(run.inner.total_steps, 700)
+    self.assertEqual(run.given, ())
+    given = config_lib.resolve(changed(steps=700, inner__total_steps=900))
+    self.assertEqual(given.inner.total_steps, 900)
+    self.assertEqual(
+      run_config.differing_keys(run, given), ('inner.total_steps',)
+    )
 
   def test_saying_what_the_preset_says_is_no_other_configuration(self):
     said = config_lib.resolve(changed(sync__period=24))
