@@ -94,13 +94,18 @@ def _read_config(path: pathlib.Path) -> list[Row]:
   return [document]
 
 
-def read_rows(path: pathlib.Path) -> Iterator[Row]:
+def iterate_rows(path: pathlib.Path) -> Iterator[Row]:
   """Metrics rows; a torn last line is left out."""
   for number, row in lines.read_lines(path):
     t_s = row.get('t_s')
     if isinstance(t_s, bool) or not isinstance(t_s, (int, float)):
       raise lines.MalformedLineError(path, number, 't_s is not a number')
     yield row
+
+
+def read_rows(path: pathlib.Path) -> list[Row]:
+  """The rows of `iterate_rows`, all of them."""
+  return list(iterate_rows(path))
 
 
 def island_files(workdir: pathlib.Path) -> dict[int, pathlib.Path]:
@@ -133,7 +138,7 @@ def load(workdir: str | os.PathLike, strict: bool = True) -> RunFolder:
     TAPE, lambda path: tape_lib.iterate_tape(path, events=False)
   )
   islands = {
-    index: reader.read(f'{METRICS}/{path.name}', read_rows)
+    index: reader.read(f'{METRICS}/{path.name}', iterate_rows)
     for index, path in island_files(workdir).items()
   }
   run = RunFolder(
@@ -142,8 +147,8 @@ def load(workdir: str | os.PathLike, strict: bool = True) -> RunFolder:
     config_hash=str(document.get('config_hash') or ''),
     tape=tape,
     islands=islands,
-    syncer=reader.read(SYNCER_METRICS, read_rows),
-    evaluator=reader.read(EVALUATOR_METRICS, read_rows),
+    syncer=reader.read(SYNCER_METRICS, iterate_rows),
+    evaluator=reader.read(EVALUATOR_METRICS, iterate_rows),
     processes=reader.read(PROCESSES, processes.read_processes),
     missing=(
       *reader.missing,

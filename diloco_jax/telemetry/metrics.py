@@ -141,7 +141,8 @@ class IslandMetrics:
   (maximum), step_time_s (mean), tokens_per_s, state, anchors_age_s.
 
   A step that follows a pause longer than a row gets its own row, so that the
-  gap can be seen.
+  gap can be seen. A row without steps tells of a state, or of a time in which
+  the device finished none.
   """
 
   def __init__(
@@ -150,6 +151,7 @@ class IslandMetrics:
     incarnation: int,
     clock: Callable[[], float],
     *,
+    step: int = 0,
     tokens: int = 0,
     background: bool = True,
   ) -> None:
@@ -159,7 +161,8 @@ class IslandMetrics:
       writer: closed together with this object.
       incarnation: of the island.
       clock: seconds since the run's start.
-      tokens: cumulative tokens so far, of a restored island.
+      step: cumulative steps so far, of a restored island.
+      tokens: cumulative tokens likewise.
       background: write from a thread. Without it `step` writes full rows and
         `flush` the rest: for virtual time, where no thread may decide what a
         row holds.
@@ -168,7 +171,7 @@ class IslandMetrics:
     self._incarnation = incarnation
     self._clock = clock
     self._tokens = tokens
-    self._step = 0
+    self._step = step
     self._fold: _Fold | None = None
     self._queue: deque[dict[str, Any]] = deque()
     self._changed = threading.Condition()
@@ -190,39 +193,45 @@ class IslandMetrics:
     state: str = 'training',
     anchors_age_s: float | None = None,
   ) -> None:
-    """One finished step.
+    """What stands after one `island.step`.
 
     Args:
-      step: cumulative inner steps.
-      tokens: cumulative tokens.
-      loss: of this step, a host number.
+      step: cumulative inner steps that the device has finished; usually one
+        more than before, but it may be none or several.
+      tokens: cumulative tokens of those.
+      loss: of the last of them, a host number.
       exchange_s: spent in `island.step`, less the wait for the step itself.
-      step_time_s: of this step.
+      step_time_s: mean of the newly finished steps.
       state: what the island says that it is doing.
       anchors_age_s: since the oldest anchor was received.
     """
     now = self._clock()
     with self._changed:
       fold = self._fold
+      rise = step - (self._step if fold is None else fold.step)
+      assert rise >= 0, (step, rise)
       if fold is not None and (
-        now - fold.began_s >= AGE_MAX_S or state != fold.state
+        now - fold.began_s >= AGE_MAX_S
+        or state != fold.state
+        or fold.steps + rise > STEPS_MAX
       ):
         self._finish_row()
       fold = self._fold
       if fold is None:
         fold = self._fold = _Fold(now, state)
         self._changed.notify()
-      fold.at_s = now
       fold.state = state
-      fold.steps += 1
       fold.step, fold.tokens = step, tokens
-      if loss is not None:
-        fold.loss_sum += loss
-        fold.losses += 1
+      fold.age_s = anchors_age_s
       if exchange_s > fold.exchange_s:
         fold.exchange_s = exchange_s
-      fold.time_s += step_time_s
-      fold.age_s = anchors_age_s
+      if rise:
+        fold.at_s = now
+        fold.steps += rise
+        fold.time_s += step_time_s * rise
+        if loss is not None:
+          fold.loss_sum += loss * rise
+          fold.losses += rise
       if fold.steps >= STEPS_MAX:
         self._finish_row()
     if self._thread is None:

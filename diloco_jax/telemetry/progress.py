@@ -18,6 +18,7 @@ LINES_MAX = 20  # decisions told by one poll
 ALIKE_MAX = 3  # lines of one kind about one island ...
 ALIKE_S = 60.0  # ... within this time
 WIDTH = 80
+STATE_WIDTH = 24
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -334,7 +335,9 @@ class Progress:
     made = table.Table(box=None, padding=(0, 1), pad_edge=False)
     for name in ('island', 'step', 'loss', 'tok/s', 'anchors'):
       made.add_column(name, justify='right', no_wrap=True)
-    made.add_column('state', no_wrap=True, overflow='ellipsis')
+    made.add_column(
+      'state', no_wrap=True, overflow='ellipsis', max_width=STATE_WIDTH
+    )
     for island in shown:
       row = view.islands.get(island, {})
       standing = view.standing.get(island, 'joining')

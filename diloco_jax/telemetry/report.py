@@ -42,16 +42,12 @@ def _notices(run: folder.RunFolder) -> str:
   return f'<div class="notice" role="note"><ul>{shown}</ul></div>'
 
 
-def _curves(
-  run: folder.RunFolder, x: str, y: str, steps_only: bool = True
-) -> list[svg.Series]:
+def _curves(run: folder.RunFolder, x: str, y: str) -> list[svg.Series]:
   """One line an island, of two fields of its rows."""
   curves = []
   for island, rows in run.islands.items():
     used = [
-      row
-      for row in rows
-      if row.get(x) is not None and (accounting.steps_of(row) or not steps_only)
+      row for row in rows if row.get(x) is not None and accounting.steps_of(row)
     ]
     curves.append(
       svg.Series(
@@ -72,6 +68,7 @@ def _held_out(run: folder.RunFolder, x: str) -> list[svg.Series]:
       'held out',
       [row[x] for row in rows],
       [row.get('eval_loss') for row in rows],
+      strong=True,
     )
   ]
 
@@ -82,13 +79,13 @@ def _loss(run: folder.RunFolder, marks: Sequence[svg.Mark]) -> str:
     page.charts(
       svg.line_chart(
         'Loss by step',
-        _held_out(run, 'global_step') + _curves(run, 'step', 'loss'),
+        _curves(run, 'step', 'loss') + _held_out(run, 'global_step'),
         'step (inner; global for held out)',
         'loss',
       ),
       svg.line_chart(
         'Loss by time',
-        _held_out(run, 't_s') + _curves(run, 't_s', 'loss'),
+        _curves(run, 't_s', 'loss') + _held_out(run, 't_s'),
         'time, s',
         'loss',
         marks,
@@ -123,6 +120,7 @@ def _rounds(run: folder.RunFolder) -> str:
         ],
         'time, s',
         'islands',
+        from_zero=True,
       ),
       svg.line_chart(
         'How long rounds took',
@@ -140,6 +138,7 @@ def _rounds(run: folder.RunFolder) -> str:
         ],
         'time, s',
         'seconds',
+        from_zero=True,
       ),
     ),
     page.headed(
@@ -216,7 +215,13 @@ def _traffic(run: folder.RunFolder, marks: Sequence[svg.Mark]) -> str:
     'Traffic',
     page.charts(
       svg.line_chart(
-        'Bytes to and from the syncer', curves, 'time, s', 'bytes', marks, 'max'
+        'Bytes to and from the syncer',
+        curves,
+        'time, s',
+        'bytes',
+        marks,
+        fold='max',
+        from_zero=True,
       )
     ),
   )
@@ -229,7 +234,7 @@ def _throughput(run: folder.RunFolder, marks: Sequence[svg.Mark]) -> str:
     exchange = [
       row['exchange_s']
       for row in of_island
-      if accounting.steps_of(row) and row.get('exchange_s') is not None
+      if row.get('exchange_s') is not None
     ]
     rows.append(
       (
@@ -249,6 +254,7 @@ def _throughput(run: folder.RunFolder, marks: Sequence[svg.Mark]) -> str:
         'time, s',
         'tokens/s',
         marks,
+        from_zero=True,
       ),
       svg.line_chart(
         'Time in the exchange',
@@ -256,7 +262,8 @@ def _throughput(run: folder.RunFolder, marks: Sequence[svg.Mark]) -> str:
         'time, s',
         'seconds, longest of a row',
         marks,
-        'max',
+        fold='max',
+        from_zero=True,
       ),
     ),
     page.table(

@@ -13,7 +13,7 @@ import numpy as np
 
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 8, 8, 34
-POINTS_MAX = 400  # of a line; more are folded
+POINTS_MAX = 200  # of a line; more are folded
 COLOURS = 8  # classes c0..c7 of the page's style
 DASHES = ('', '6 3', '2 3', '8 3 2 3')
 CELLS_MAX = 100  # columns of a grid
@@ -37,6 +37,7 @@ class Series(NamedTuple):
   name: str
   xs: Sequence[float]
   ys: Sequence[float | None]
+  strong: bool = False  # in the text's colour, to stand out from the others
 
 
 class Mark(NamedTuple):
@@ -140,7 +141,9 @@ class _Frame:
     return parts
 
 
-def _style(index: int) -> str:
+def _style(index: int, strong: bool = False) -> str:
+  if strong:
+    return 'style="stroke:var(--ink);stroke-width:2"'
   dash = DASHES[index // COLOURS % len(DASHES)]
   dashed = f' stroke-dasharray="{dash}"' if dash else ''
   return f'style="stroke:var(--c{index % COLOURS})"{dashed}'
@@ -173,6 +176,7 @@ def line_chart(
   y_label: str,
   marks: Sequence[Mark] = (),
   fold: str = 'mean',
+  from_zero: bool = False,
 ) -> str:
   """Lines over one pair of axes, with a legend; '' where there is no point.
 
@@ -183,17 +187,21 @@ def line_chart(
     y_label: with unit.
     marks: vertical lines, drawn where they are within the x axis.
     fold: 'mean' or 'max' of points that are too many to draw.
+    from_zero: the y axis begins at 0.
   """
-  folded = [(one.name, *_fold(one, fold)) for one in series]
+  folded = [(one, *_fold(one, fold)) for one in series]
   folded = [x for x in folded if not np.isnan(x[2]).all()]
   if not folded:
     return ''
   all_x = np.concatenate([xs for _, xs, _ in folded])
   all_y = np.concatenate([ys for _, _, ys in folded])
+  low_y = float(np.nanmin(all_y))
+  if from_zero:
+    low_y = min(0.0, low_y)
   frame = _Frame(
     float(all_x.min()),
     float(all_x.max()),
-    float(np.nanmin(all_y)),
+    low_y,
     float(np.nanmax(all_y)),
   )
   parts = [_open(title, HEIGHT), *frame.axes(x_label, y_label)]
@@ -207,16 +215,16 @@ def line_chart(
         '</line>'
       )
   keys = []
-  for index, (name, xs, ys) in enumerate(folded):
-    style = _style(index)
+  for index, (one, xs, ys) in enumerate(folded):
+    style = _style(index, one.strong)
+    name = html.escape(one.name)
     path = _path(frame, xs, ys)
     parts.append(
-      f'<path class="series" {style} d="{path}"><title>{html.escape(name)}'
-      '</title></path>'
+      f'<path class="series" {style} d="{path}"><title>{name}</title></path>'
     )
     keys.append(
       '<span><svg class="key" viewBox="0 0 24 8" aria-hidden="true"><line'
-      f' x1="0" x2="24" y1="4" y2="4" {style}/></svg>{html.escape(name)}</span>'
+      f' x1="0" x2="24" y1="4" y2="4" {style}/></svg>{name}</span>'
     )
   parts.append('</svg>')
   return f'{"".join(parts)}<p class="legend">{"".join(keys)}</p>'

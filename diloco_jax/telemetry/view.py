@@ -37,6 +37,7 @@ class RunView:
   Attributes:
     islands: island -> its latest metrics row.
     standing: island -> live, lapsed, left or quarantined, from the tape.
+    incarnations: island -> the newest incarnation that joined.
     syncer: the syncer's latest metrics row.
     evaluation: the latest evaluation.
     finished: the tape's `finished` line, at the end of a run.
@@ -52,6 +53,7 @@ class RunView:
     self.workdir = pathlib.Path(workdir)
     self.islands: dict[int, Row] = {}
     self.standing: dict[int, str] = {}
+    self.incarnations: dict[int, int] = {}
     self.syncer: Row | None = None
     self.evaluation: Row | None = None
     self.finished: Row | None = None
@@ -164,6 +166,8 @@ class RunView:
     if kind in STANDINGS and isinstance(line.get('island'), int):
       if line['island'] >= 0:  # evaluators have negative indices
         self.standing[line['island']] = STANDINGS[kind]
+        if kind == 'joined':
+          self.incarnations[line['island']] = line['incarnation']
     elif kind == 'merge':
       self.merges += 1
     elif kind == 'refused':

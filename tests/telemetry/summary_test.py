@@ -159,7 +159,10 @@ class SummaryTest(parameterized.TestCase):
   def test_time_without_any_step_is_downtime(self):
     # All islands stand still from 10 s to 50 s: 40 s, less ten median steps.
     islands = {
-      0: [synthetic.row(10.0, 1, 10, 10, 4.0), synthetic.row(50.0, 1, 11, 1, 4)],
+      0: [
+        synthetic.row(10.0, 1, 10, 10, 4.0),
+        synthetic.row(50.0, 1, 11, 1, 4),
+      ],
       1: [synthetic.row(8.0, 1, 8, 8, 4.0)],
     }
     synthetic.write_run(self.workdir, islands=islands)
