@@ -1,7 +1,9 @@
 """House rules that a machine can check: layers, sizes, forbidden imports."""
 
 import ast
+import importlib
 import pathlib
+import subprocess
 import sys
 
 from absl.testing import absltest
@@ -220,6 +222,21 @@ class LayersTest(absltest.TestCase):
     for path in files:
       with self.subTest(str(path.relative_to(ROOT))):
         compile(path.read_text(encoding='utf-8'), str(path), 'exec')
+
+  def test_every_module_imports(self):
+    for path in python_files(PACKAGE):
+      name = module_name(path)
+      if not name.endswith('__main__'):
+        with self.subTest(name):
+          importlib.import_module(name)
+
+  def test_parts_without_arrays_import_no_jax(self):
+    code = (
+      'import sys, diloco_jax, diloco_jax.errors, diloco_jax.protocol.syncer,'
+      ' diloco_jax.protocol.island, diloco_jax.main;'
+      ' assert "jax" not in sys.modules'
+    )
+    subprocess.run([sys.executable, '-c', code], check=True, cwd=ROOT)
 
   def test_sizes(self):
     self.assertNoProblems(
