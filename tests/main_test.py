@@ -13,6 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from ml_collections import config_flags
 
+import diloco_jax
 from diloco_jax import command_line
 from diloco_jax import config as config_lib
 from diloco_jax import errors
@@ -271,6 +272,14 @@ class FlagTest(parameterized.TestCase):
       [p.fix for p in caught.exception.problems],
       ['did you mean preset?', 'did you mean sync.period?'],
     )
+
+
+class FacadeTest(absltest.TestCase):
+  def test_the_public_names(self):
+    for name in diloco_jax.__all__:
+      self.assertTrue(callable(getattr(diloco_jax, name)), name)
+    with self.assertRaisesRegex(AttributeError, 'no attribute'):
+      diloco_jax.nothing_like_it  # noqa: B018
 
 
 class MainTest(absltest.TestCase):
