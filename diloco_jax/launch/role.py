@@ -36,7 +36,8 @@ def _watch_launcher(stop: Callable[[str], None]) -> None:
   """Stop when the other end of stdin is closed: the launcher is gone."""
 
   def watch() -> None:
-    while sys.stdin.buffer.read(1):
+    # The plain descriptor: a buffered reader would be locked at exit.
+    while os.read(0, 1):
       pass
     stop('launcher_gone')
 
