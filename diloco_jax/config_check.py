@@ -59,7 +59,7 @@ OFF_OR_COUNT = Range(-1)  # -1: off
 # Every other number must be >= 0.
 RANGES: dict[str, Range] = {
   'seed': Range(0, 2**32 - 1),
-  'islands': Range(1, settings.Limits().islands_max),
+  'islands': COUNT,
   'steps': COUNT,
   'model.vocab': Range(256),  # a token is a byte
   'model.width': COUNT,
@@ -282,6 +282,16 @@ def check_sync(flat: Flat, given: Mapping[str, Any]) -> list[Problem]:
 def check_limits(flat: Flat) -> list[Problem]:
   """Limits of the protocol against each other."""
   problems = []
+  islands, most = flat['islands'], flat['sync.limits.islands_max']
+  if islands > most:
+    problems.append(
+      Problem(
+        'islands',
+        str(islands),
+        f'at most sync.limits.islands_max = {most}',
+        '',
+      )
+    )
   for small, large in (
     ('report_every_s', 'lease_s'),
     ('tick_s', 'lease_s'),
