@@ -107,6 +107,7 @@ RANGES: dict[str, Range] = {
 LATER = (
   ('chaos', '', 'fault plans'),
   ('checkpoint.every_s', 0.0, 'checkpoints of islands and syncer'),
+  ('checkpoint.keep', 3, 'checkpoints of islands and syncer'),
 )
 
 

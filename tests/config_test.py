@@ -277,6 +277,7 @@ class MistakeTest(parameterized.TestCase):
     (dict(mesh__tensor=0), 'mesh.tensor', ['-1']),
     (dict(chaos='storm.py'), 'chaos', ['not in this version']),
     (dict(checkpoint__every_s=5.0), 'checkpoint.every_s', ['this version']),
+    (dict(checkpoint__keep=9), 'checkpoint.keep', ['this version']),
   )
   def test_one_mistake_one_line(self, settings_, where, words):
     found = problems_of(changed(**settings_))
@@ -435,7 +436,7 @@ class JsonTest(absltest.TestCase):
       ('steps', 700, False),
       ('islands', 5, False),
       ('metrics.eval_every_s', 1.0, False),
-      ('checkpoint.keep', 9, False),
+      ('metrics.tensorboard', False, False),
       ('data.batch', 16, False),
       ('mesh.data', 1, False),
       ('launch.runtime', 'threads', False),
