@@ -20,11 +20,12 @@ from diloco_jax.errors import Problem
 from diloco_jax.run_config import RunConfig
 
 TRAIN = 'train'
-LATER_VERBS = (
-  'simulate', 'goodput', 'replay', 'plan', 'report', 'syncer', 'island',
-  'evaluator',
-)  # fmt: skip
-VERBS = (TRAIN, *LATER_VERBS)
+SYNCER = 'syncer'
+ISLAND = 'island'
+REPORT = 'report'
+NEW_RUN_VERBS = (TRAIN, SYNCER)  # they take a configuration and a new folder
+LATER_VERBS = ('simulate', 'goodput', 'replay', 'plan', 'evaluator')
+VERBS = (TRAIN, SYNCER, ISLAND, REPORT, *LATER_VERBS)
 
 HELP = f"""\
 Train one model on many islands of accelerators that fail, stall, differ in
@@ -34,8 +35,10 @@ speed and sit far apart (Decoupled DiLoCo and its family, in JAX).
 
 Verbs:
   train      train a model on several islands, on this machine
-  not in this version: {', '.join(LATER_VERBS[:5])},
-    {', '.join(LATER_VERBS[5:])}
+  syncer     only the syncer of a run, that islands join from anywhere
+  island     one island: joins the run of a syncer (island --help)
+  report     summary.json and report.html again, from --workdir=DIR
+  not in this version: {', '.join(LATER_VERBS)}
 
 Example:
   python -m diloco_jax train --config=experiments/configs/quickstart.py \\
@@ -85,6 +88,24 @@ Exit codes: 0 fine, 2 a mistake in flags or configuration (one line for each),
 130 interrupted by Ctrl-C (the run is closed cleanly).
 """
 
+ISLAND_HELP = """\
+Join the run of a syncer as one more island, train to its end, leave.
+
+  python -m diloco_jax island --syncer=HOST:PORT --token_file=FILE \\
+    [--index=N] [--workdir=DIR] [--config.KEY=VALUE ...]
+
+Flags:
+  --syncer=HOST:PORT   the syncer's address
+  --token_file=FILE    DIR/token of the run
+  --index=N            wanted island index; by default any free one
+  --workdir=DIR        for this island's tape and metrics; by default none
+  --config.KEY=VALUE   settings of this island: data.path, data.batch, mesh.*,
+                       launch.*. Everything else comes from the syncer; one
+                       that is given all the same must be as the run has it
+
+Exit codes: 0 fine, 2 a mistake (one line for each).
+"""
+
 HELP_FLAGS = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 FLAGS = ('config', 'workdir', 'async_mode')
 # The types that settings have.
@@ -97,8 +118,8 @@ PARSERS: dict[type, flags.ArgumentParser] = {
 
 
 def _show_help(argv: Sequence[str]) -> NoReturn:
-  text = TRAIN_HELP if TRAIN in argv else HELP
-  sys.stdout.write(text)
+  texts = {TRAIN: TRAIN_HELP, SYNCER: TRAIN_HELP, ISLAND: ISLAND_HELP}
+  sys.stdout.write(texts.get(argv[1], HELP))
   sys.exit(0)
 
 
@@ -111,7 +132,9 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
   if argv[1:2] == ['help'] or any(word in HELP_FLAGS for word in argv[1:]):
     _show_help(argv)
   verb = argv[1] if len(argv) > 1 else ''
-  if verb != TRAIN:
+  if verb in (ISLAND, REPORT):
+    return list(argv)  # their few flags are parsed by `plain_verbs`
+  if verb not in NEW_RUN_VERBS:
     raise errors.UserError([_verb_problem(verb)])
   try:
     # The verb comes first, so the rest parses as flags in any style.
@@ -134,7 +157,9 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
 def _verb_problem(verb: str) -> Problem:
   expected = f'one of {", ".join(VERBS)}'
   if verb in LATER_VERBS:
-    return Problem(verb, 'a verb that is not in this version', TRAIN, '')
+    return Problem(
+      verb, 'a verb that is not in this version', ', '.join(VERBS[:4]), ''
+    )
   if not verb or verb.startswith('-'):
     fix = 'the verb comes first: python -m diloco_jax train ...; see --help'
     return Problem('verb', verb or 'nothing', expected, fix)
@@ -184,7 +209,7 @@ def _file_problem(where: str, file: str, error: Exception) -> Problem:
   )
 
 
-class _Word(NamedTuple):
+class Word(NamedTuple):
   """One flag, or a word that is none (then without a name)."""
 
   name: str  # without dashes
@@ -192,21 +217,21 @@ class _Word(NamedTuple):
   text: str  # as written
 
 
-def _split(words: Sequence[str], booleans: Container[str]) -> list[_Word]:
+def split_words(words: Sequence[str], booleans: Container[str]) -> list[Word]:
   """Flags with their values; `booleans` take no value from the next word."""
-  found: list[_Word] = []
+  found: list[Word] = []
   rest = list(words)
   while rest:
     text = rest.pop(0)
     name, equals, value = text.lstrip('-').partition('=')
     if not text.startswith('-'):
-      found.append(_Word('', None, text))
+      found.append(Word('', None, text))
     elif equals:
-      found.append(_Word(name, value, text))
+      found.append(Word(name, value, text))
     elif name in booleans or not rest or rest[0].startswith('-'):
-      found.append(_Word(name, None, text))
+      found.append(Word(name, None, text))
     else:
-      found.append(_Word(name, rest.pop(0), text))
+      found.append(Word(name, rest.pop(0), text))
   return found
 
 
@@ -216,7 +241,9 @@ def _diagnose(
   """Every mistake among the words after the verb, and in what they ask for."""
   problems: list[Problem] = []
   config = None
-  paths = [word.value for word in _split(words, ()) if word.name == 'config']
+  paths = [
+    word.value for word in split_words(words, ()) if word.name == 'config'
+  ]
   if paths and paths[-1]:
     config, problems = _load(paths[-1])
   types = config_lib.leaf_types(config or config_lib.default_config())
@@ -224,7 +251,7 @@ def _diagnose(
   booleans |= {f'config.{path}' for path in types if types[path] is bool}
   booleans |= {f'no{name}' for name in booleans}
   values: dict[str, Any] = {}  # of the words that are right
-  for word in _split(words, booleans):
+  for word in split_words(words, booleans):
     name = word.name.removeprefix('no') if word.name in booleans else word.name
     if not name:
       got = 'a word that is no flag'
@@ -263,7 +290,7 @@ def _carried_out(
 
 
 def _value_problems(
-  word: _Word, parser: flags.ArgumentParser, kind: str
+  word: Word, parser: flags.ArgumentParser, kind: str
 ) -> list[Problem]:
   where = f'--{word.name}'
   if kind == 'bool' and word.value is None:
@@ -278,7 +305,7 @@ def _value_problems(
 
 
 def _override_problems(
-  word: _Word, name: str, types: dict[str, type]
+  word: Word, name: str, types: dict[str, type]
 ) -> list[Problem]:
   path = name.removeprefix('config.')
   if path in types:
@@ -291,7 +318,7 @@ def _override_problems(
 
 
 def _flag_problems(
-  word: _Word, name: str, flag_values: flags.FlagValues
+  word: Word, name: str, flag_values: flags.FlagValues
 ) -> list[Problem]:
   if name in flag_values:
     if name == 'config' and word.value:

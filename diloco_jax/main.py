@@ -9,6 +9,7 @@ from ml_collections import config_flags
 
 from diloco_jax import command_line
 from diloco_jax import errors
+from diloco_jax import plain_verbs
 
 FLAGS = flags.FLAGS
 _CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
@@ -19,7 +20,7 @@ _ASYNC_MODE = flags.DEFINE_bool(
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
-def _train() -> int:
+def _new_run(verb: str) -> int:
   config = _CONFIG.value
   overrides = tuple(FLAGS['config'].override_values) if config else ()
   run = command_line.new_run(
@@ -28,15 +29,19 @@ def _train() -> int:
   # Imports jax, which takes seconds: after all that can be checked without.
   from diloco_jax import launch
 
-  return launch.train(run, pathlib.Path(_WORKDIR.value))
+  start = launch.train if verb == command_line.TRAIN else launch.serve
+  return start(run, pathlib.Path(_WORKDIR.value))
 
 
 def main(argv: Sequence[str]) -> int:
   """Carries out a command line; returns the exit code."""
   try:
-    # `train` is the only verb that passes.
-    command_line.parse(argv, FLAGS)
-    return _train()
+    _, verb, *words = command_line.parse(argv, FLAGS)
+    if verb == command_line.ISLAND:
+      return plain_verbs.island(words)
+    if verb == command_line.REPORT:
+      return plain_verbs.report(words)
+    return _new_run(verb)
   except errors.UserError as e:
     print(e, file=sys.stderr)  # noqa: T201
     return errors.UserError.EXIT_CODE

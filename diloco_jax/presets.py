@@ -41,10 +41,12 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-  # Gradients averaged at every step: one island with the whole batch.
+  # Gradients averaged at every step: one island with the whole batch. With
+  # one island, lr 1 and no momentum a merge makes Θ that island's parameters,
+  # so H is only how often they are published; see `published_every`.
   DATA_PARALLEL: Preset(
     fragments=1,
-    period=1,
+    period=None,
     overlap=0,
     quorum=0,
     grace_gamma=0.0,
@@ -134,6 +136,11 @@ def default_momentum(period: int) -> float:
   return 0.5 * min(1.0, max(0.0, (period - 8) / 16))
 
 
+def published_every(steps: int) -> int:
+  """Steps after which data_parallel publishes Θ: at most 50, dividing all."""
+  return max(h for h in range(1, min(steps, 50) + 1) if steps % h == 0)
+
+
 def settings_of(name: str, steps: int, period: int | None) -> dict[str, object]:
   """The preset's value of every path in PRESET_PATHS.
 
@@ -145,6 +152,8 @@ def settings_of(name: str, steps: int, period: int | None) -> dict[str, object]:
   preset = PRESETS[name]
   if period is None:
     period = preset.period
+  if period is None and name == DATA_PARALLEL:
+    period = published_every(steps)
   if period is None:
     period = 30 if steps < SHORT_RUN_STEPS else 500
   momentum = preset.momentum

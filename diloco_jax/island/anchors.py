@@ -136,9 +136,7 @@ class Fragments:
     """Compile what boundaries run, so that no step waits for a compiler."""
     for p in range(len(self.partition.sizes)):
       local = self.partition.take(params, p)
-      zeros = {
-        name: np.zeros(x.shape, np.float32) for name, x in local.items()
-      }
+      zeros = {name: np.zeros(x.shape, np.float32) for name, x in local.items()}
       operand = self._to_device(p, zeros)
       jits = self._jits[p]
       jits.overwrite(local, operand)

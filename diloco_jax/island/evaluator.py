@@ -91,6 +91,11 @@ class Evaluator:
     )
 
   @property
+  def global_step(self) -> int:
+    """The newest that was heard of."""
+    return self._loop.state.global_step
+
+  @property
   def finished(self) -> threading.Event:
     """Set when the run is over, after the final Θ has come."""
     return self._loop.stopped

@@ -14,6 +14,7 @@ island's own device, so that a step counts only when it is finished.
 """
 
 import collections
+from collections.abc import Callable
 import math
 import threading
 import time
@@ -165,7 +166,11 @@ class Island:
 
   # Joining.
 
-  def join(self, timeout_s: float | None = None) -> None:
+  def join(
+    self,
+    timeout_s: float | None = None,
+    should_leave: Callable[[], str] | None = None,
+  ) -> None:
     """Connect, get every fragment, and wait until training may start.
 
     Raises:
@@ -182,6 +187,9 @@ class Island:
           self._stop = True
           return
         raise JoinError(self._loop.stop_reason or 'stopped before it began')
+      if should_leave is not None and should_leave():
+        self.leave(should_leave())
+        return
       if timeout_s is not None and waited > timeout_s:
         raise JoinError(f'could not join within {timeout_s:g} s')
     self.params = self._put(self._fragments.assembled(self.params))

@@ -1,5 +1,6 @@
 """Who runs where: processes, threads; and the way in for other loops."""
 
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 
@@ -11,6 +12,36 @@ def train(run: RunConfig, workdir: pathlib.Path) -> int:
   from diloco_jax.launch import training_run
 
   return training_run.train(run, workdir.absolute())
+
+
+def serve(run: RunConfig, workdir: pathlib.Path) -> int:
+  """`syncer` from the command line; returns the exit code."""
+  from diloco_jax.launch import joining
+
+  return joining.serve(run, workdir.absolute())
+
+
+def join(
+  address: str,
+  token_file: pathlib.Path,
+  *,
+  index: int,
+  workdir: pathlib.Path | None,
+  given: Sequence[tuple[str, str]],
+) -> int:
+  """`island` from the command line; returns the exit code."""
+  from diloco_jax.launch import joining
+
+  return joining.join(
+    address, token_file, index=index, workdir=workdir, given=given
+  )
+
+
+def report(workdir: pathlib.Path) -> int:
+  """`report` from the command line; returns the exit code."""
+  from diloco_jax.launch import training_run
+
+  return training_run.close_books(workdir.absolute())
 
 
 def run(

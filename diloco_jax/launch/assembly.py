@@ -4,7 +4,10 @@ Every participant assembles its own from the same configuration; the layout's
 fingerprint tells whether they agree.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
+
+import jax
 
 from diloco_jax import algorithm as A
 from diloco_jax import config as config_lib
@@ -14,7 +17,6 @@ from diloco_jax.protocol.settings import Settings
 from diloco_jax.run_config import RunConfig
 from diloco_jax.syncer.store import Store
 from diloco_jax.tasks import language_model
-import jax
 
 TASKS = {'language_model': language_model.LanguageModelTask}
 
@@ -30,7 +32,8 @@ class Layout(NamedTuple):
 
 def make_task(run: RunConfig) -> Any:
   """The task that the configuration names."""
-  return TASKS[run.task](run.model, run.data, run.seed)
+  data = dataclasses.replace(run.data, batch=run.island_batch)
+  return TASKS[run.task](run.model, data, run.seed)
 
 
 def layout(run: RunConfig, param_shapes: Any) -> Layout:
@@ -54,9 +57,7 @@ def param_shapes(task: Any, seed: int) -> Any:
   return params
 
 
-def make_trainer(
-  run: RunConfig, task: Any, devices: Any = None
-) -> Trainer:
+def make_trainer(run: RunConfig, task: Any, devices: Any = None) -> Trainer:
   """The inner training of one island."""
   return Trainer(
     task,

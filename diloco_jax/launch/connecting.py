@@ -15,8 +15,8 @@ from diloco_jax.island.hook import Island
 from diloco_jax.launch import assembly
 from diloco_jax.protocol import island_state
 from diloco_jax.protocol import messages as m
-from diloco_jax.run_config import config_hash
 from diloco_jax.run_config import RunConfig
+from diloco_jax.run_config import config_hash
 from diloco_jax.runtime.clock import Clock
 from diloco_jax.runtime.clock import RealClock
 from diloco_jax.transport import base as transport
@@ -29,7 +29,9 @@ def open_endpoint(
   address: str, token: str, options: transport.TransportOptions
 ) -> transport.Endpoint:
   """A connection to a syncer, made and kept up in the background."""
-  return grpc.connect(address, token, options, rng=random.Random(uuid.uuid4().int))
+  return grpc.connect(
+    address, token, options, rng=random.Random(uuid.uuid4().int)
+  )
 
 
 def ask_config(

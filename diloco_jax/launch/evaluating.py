@@ -6,15 +6,15 @@ import pathlib
 import threading
 from typing import Any
 
+import jax
+
 from diloco_jax.island.evaluator import Evaluator
-from diloco_jax.island.evaluator import Snapshot
 from diloco_jax.launch import assembly
 from diloco_jax.launch import connecting
 from diloco_jax.run_config import RunConfig
 from diloco_jax.runtime.clock import Clock
 from diloco_jax.telemetry.metrics import MetricsWriter
 from diloco_jax.transport import base as transport
-import jax
 
 SAMPLE_BYTES = 160
 LOOK_EVERY_S = 0.5
@@ -58,20 +58,25 @@ class Evaluation:
     self._evaluator.begin()
     self._thread.start()
 
-  def finish(self, timeout_s: float) -> dict[str, Any] | None:
-    """Wait for the final Θ, measure it on the whole held-out set.
+  def finish(self, params: Any = None) -> dict[str, Any] | None:
+    """Stop following, and measure on the whole held-out set.
+
+    Args:
+      params: the exported Θ; None: what this evaluator holds.
 
     Returns:
-      The last row, or None where Θ never came.
+      The last row, or None where there is no Θ.
     """
-    self._evaluator.finished.wait(timeout_s)
     self._closing.set()
     self._thread.join()
-    row = None
     snapshot = self._evaluator.snapshot()
-    if snapshot is not None:
-      row = self._measure(snapshot, final=True)
+    step = self._evaluator.global_step
     self._evaluator.close()
+    if params is None and snapshot is not None:
+      params = snapshot.params
+    row = None
+    if params is not None:
+      row = self._measure(params, step, final=True)
     self._metrics.close()
     if self._failure is not None:
       raise RuntimeError('evaluation failed') from self._failure
@@ -90,22 +95,24 @@ class Evaluation:
       if snapshot is None or snapshot.versions == last:
         continue
       try:
-        self._measure(snapshot, final=False)
+        self._measure(snapshot.params, snapshot.global_step, final=False)
       except Exception as error:
         self._failure = error
         return
       last = snapshot.versions
       due = self._clock.now() + every
 
-  def _measure(self, snapshot: Snapshot, *, final: bool) -> dict[str, Any]:
-    params = self._trainer.put(snapshot.params)
+  def _measure(
+    self, host_params: Any, global_step: int, *, final: bool
+  ) -> dict[str, Any]:
+    params = self._trainer.put(host_params)
     batches = self._task.batches('test', None)
     if not final:
       batches = itertools.islice(batches, self._run.metrics.eval_batches)
     measured = self._trainer.evaluate(params, batches)
     row: dict[str, Any] = {
       't_s': round(self._clock.now(), 3),
-      'global_step': snapshot.global_step,
+      'global_step': global_step,
       'eval_loss': measured['loss'],
       'eval_accuracy': measured.get('accuracy'),
       'tokens': int(measured['tokens']),
@@ -118,5 +125,3 @@ class Evaluation:
     if self._on_row is not None:
       self._on_row(row)
     return row
-
-

@@ -12,8 +12,8 @@ from diloco_jax.island.trainer import Trainer
 from diloco_jax.launch import assembly
 from diloco_jax.launch import connecting
 from diloco_jax.launch.recording import Recorder
-from diloco_jax.runtime.clock import Clock
 from diloco_jax.run_config import RunConfig
+from diloco_jax.runtime.clock import Clock
 from diloco_jax.telemetry.metrics import IslandMetrics
 from diloco_jax.telemetry.metrics import MetricsWriter
 from diloco_jax.transport import base as transport
@@ -79,7 +79,7 @@ def run_island(
   if on_ready is not None:
     on_ready(trainer)
   try:
-    island.join()
+    island.join(should_leave=should_leave)
   except JoinError as e:
     island.close()
     raise connecting.refused(str(e), 'see the log of the syncer') from e

@@ -13,9 +13,9 @@ import time
 from typing import Any, NamedTuple
 
 from diloco_jax.run_config import RunConfig
-from diloco_jax.telemetry.processes import exit_text
 from diloco_jax.telemetry.processes import EXIT_STOPPED
 from diloco_jax.telemetry.processes import ProcessTable
+from diloco_jax.telemetry.processes import exit_text
 
 SYNCER = 'syncer'
 ISLAND = 'island'

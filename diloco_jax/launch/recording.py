@@ -12,11 +12,12 @@ import queue
 import threading
 from typing import Any
 
+import xxhash
+
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import records
 from diloco_jax.runtime.clock import Clock
 from diloco_jax.telemetry import tape
-import xxhash
 
 # Lines waiting to be written; whoever adds one beyond waits for the disk.
 QUEUE_MAX = 100_000

@@ -44,9 +44,8 @@ def _watch_launcher(stop: Callable[[str], None]) -> None:
   threading.Thread(target=watch, name='launcher', daemon=True).start()
 
 
-def _on_signals(stop: Callable[[str], None]) -> None:
-  # Ctrl-C goes to every process of a terminal; only the launcher acts on it.
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
+def on_signals(stop: Callable[[str], None]) -> None:
+  """SIGTERM stops politely, a second one at once."""
   asked = []
 
   def on_term(number: int, frame: Any) -> None:
@@ -57,6 +56,7 @@ def _on_signals(stop: Callable[[str], None]) -> None:
     stop('terminated')
 
   signal.signal(signal.SIGTERM, on_term)
+  signal.signal(signal.SIGINT, on_term)
 
 
 def started_wall_s(workdir: pathlib.Path) -> float:
@@ -65,34 +65,59 @@ def started_wall_s(workdir: pathlib.Path) -> float:
   return float(json.loads(text)['wall_s'])
 
 
-def _syncer(args: argparse.Namespace) -> int:
-  from diloco_jax.launch import assembly
+def listen(run: Any, workdir: pathlib.Path) -> Any:
+  """The syncer's end of the transport. Raises UserError."""
   from diloco_jax.launch import connecting
-  from diloco_jax.launch.syncing import Syncer
-  from diloco_jax.runtime.clock import RealClock
   from diloco_jax.transport import grpc
 
-  run = config_json.load(args.workdir)
-  token = connecting.read_token(args.workdir / TOKEN_FILE)
-  endpoint = grpc.serve(
+  token = connecting.read_token(workdir / TOKEN_FILE)
+  return grpc.serve(
     f'{run.launch.address}:{run.launch.port}', token, run.launch.transport
   )
-  task = assembly.make_task(run)
+
+
+def run_syncer(
+  run: Any,
+  task: Any,
+  workdir: pathlib.Path,
+  endpoint: Any,
+  on_made: Callable[[Any], None] | None = None,
+) -> str:
+  """A syncer in this process, to its end; returns why it ended."""
+  from diloco_jax.launch import assembly
+  from diloco_jax.launch.syncing import Syncer
+  from diloco_jax.runtime.clock import RealClock
+
   planned = assembly.layout(run, assembly.param_shapes(task, run.seed))
   syncer = Syncer(
     planned,
     task,
-    workdir=args.workdir,
+    workdir=workdir,
     endpoint=endpoint,
-    clock=RealClock(started_wall_s(args.workdir)),
+    clock=RealClock(started_wall_s(workdir)),
     tensorboard=run.metrics.tensorboard,
   )
-  _watch_launcher(syncer.stop)
-  _on_signals(syncer.stop)
-  partial = args.workdir / f'{ADDRESS_FILE}.partial'
+  on_signals(syncer.stop)
+  if on_made is not None:
+    on_made(syncer)
+  partial = workdir / f'{ADDRESS_FILE}.partial'
   partial.write_text(endpoint.address, encoding='utf-8')
-  partial.replace(args.workdir / ADDRESS_FILE)
-  syncer.run()
+  partial.replace(workdir / ADDRESS_FILE)
+  return syncer.run()
+
+
+def _syncer(args: argparse.Namespace) -> int:
+  from diloco_jax.launch import assembly
+
+  run = config_json.load(args.workdir)
+  endpoint = listen(run, args.workdir)
+  run_syncer(
+    run,
+    assembly.make_task(run),
+    args.workdir,
+    endpoint,
+    on_made=lambda syncer: _watch_launcher(syncer.stop),
+  )
   return 0
 
 
@@ -107,7 +132,7 @@ def _island(args: argparse.Namespace) -> int:
   token = connecting.read_token(args.workdir / TOKEN_FILE)
   leave: list[str] = []
   _watch_launcher(leave.append)
-  _on_signals(leave.append)
+  on_signals(leave.append)
   ready = args.workdir / 'run' / f'island_{args.index}.ready'
   outcome = islanding.run_island(
     run,

@@ -140,13 +140,9 @@ class Syncer:
       participating=sum(x.participating for x in live),
       bytes_up=traffic.bytes_in,
       bytes_down=traffic.bytes_out,
-      period_steps=self._pace.update(
-        state.merges, [x.step for x in live]
-      ),
+      period_steps=self._pace.update(state.merges, [x.step for x in live]),
       tokens=sum(
-        x.tokens
-        for x in (*state.past, *state.islands.values())
-        if x.id >= 0
+        x.tokens for x in (*state.past, *state.islands.values()) if x.id >= 0
       ),
     )
 
@@ -167,5 +163,3 @@ class Pace:
       return None
     done = self._seen[-1][1] - first[1]
     return round(done * self._fragments / (merges - first[0]), 2)
-
-

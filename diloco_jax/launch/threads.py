@@ -5,6 +5,8 @@ island has its own part of the devices where there are enough, else they share
 one. Nobody can be killed here; an island is stopped at its next boundary.
 """
 
+from collections.abc import Iterator
+import contextlib
 import json
 import os
 import pathlib
@@ -14,6 +16,8 @@ import tempfile
 import threading
 import time
 from typing import Any, NamedTuple
+
+import jax
 
 from diloco_jax import config_json
 from diloco_jax.launch import assembly
@@ -29,9 +33,9 @@ from diloco_jax.telemetry.processes import EXIT_OK
 from diloco_jax.telemetry.processes import ProcessTable
 from diloco_jax.telemetry.tape import read_tape
 from diloco_jax.transport import inprocess
-import jax
 
 JOIN_TIMEOUT_S = 60.0
+SWITCH_S = 0.0005  # between Python threads; the default is ten times that
 
 
 class RunResult(NamedTuple):
@@ -131,7 +135,7 @@ class ThreadRun:
     if self._failures:
       raise self._failures[0]
     if evaluation is not None:
-      evaluation.finish(JOIN_TIMEOUT_S)
+      evaluation.finish(self.syncer.final_parameters())
 
   def _guard(self, work: Any, *args: Any) -> None:
     try:
@@ -189,25 +193,30 @@ def run_in_threads(
     workdir: of the run folder; None: a temporary one that is removed.
     evaluate: measure the held-out loss.
   """
-  # Threads of the exchange may not keep a training thread waiting.
+  with short_switches(), tempfile.TemporaryDirectory() as temporary:
+    folder = workdir or pathlib.Path(temporary)
+    shapes = assembly.param_shapes(task, run.seed)
+    run = assembly.layout(run, shapes).run
+    make_folder(run, folder)
+    threads = ThreadRun(run, task, folder, evaluate=evaluate)
+    threads.train()
+    summary = summary_lib.summarize(folder, 'ok')
+    summary_lib.write_summary(folder, summary)
+    return RunResult(
+      summary=summary,
+      params=threads.syncer.final_parameters(),
+      history=_history(folder),
+      tape=read_tape(folder / 'tape' / 'syncer.jsonl', events=False),
+    )
+
+
+@contextlib.contextmanager
+def short_switches() -> Iterator[None]:
+  """Threads of the exchange may not keep a training thread waiting."""
   interval = sys.getswitchinterval()
-  sys.setswitchinterval(0.0005)
+  sys.setswitchinterval(SWITCH_S)
   try:
-    with tempfile.TemporaryDirectory() as temporary:
-      folder = workdir or pathlib.Path(temporary)
-      shapes = assembly.param_shapes(task, run.seed)
-      run = assembly.layout(run, shapes).run
-      make_folder(run, folder)
-      threads = ThreadRun(run, task, folder, evaluate=evaluate)
-      threads.train()
-      summary = summary_lib.summarize(folder, 'ok')
-      summary_lib.write_summary(folder, summary)
-      return RunResult(
-        summary=summary,
-        params=threads.syncer.final_parameters(),
-        history=_history(folder),
-        tape=read_tape(folder / 'tape' / 'syncer.jsonl', events=False),
-      )
+    yield
   finally:
     sys.setswitchinterval(interval)
 

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any
 
+import jax
+
 from diloco_jax import config as config_lib
 from diloco_jax import config_json
 from diloco_jax.errors import Problem
@@ -16,21 +18,21 @@ from diloco_jax.launch import connecting
 from diloco_jax.launch import evaluating
 from diloco_jax.launch import processes as processes_lib
 from diloco_jax.launch import role
+from diloco_jax.launch import threads
 from diloco_jax.run_config import RunConfig
 from diloco_jax.runtime.clock import RealClock
+from diloco_jax.storage import parameters
 from diloco_jax.telemetry import report
 from diloco_jax.telemetry import summary as summary_lib
 from diloco_jax.telemetry.processes import ProcessTable
 from diloco_jax.telemetry.progress import Progress
 from diloco_jax.telemetry.progress import RunInfo
 from diloco_jax.telemetry.view import RunView
-import jax
 
 OK = 'ok'
 INTERRUPTED = 'interrupted'
 FAILED = 'failed'
 EXIT_CODES = {OK: 0, FAILED: 1, INTERRUPTED: 130}
-FINAL_TIMEOUT_S = 60.0  # for the final Θ to reach the evaluator
 
 
 def prepare(run: RunConfig, workdir: pathlib.Path) -> tuple[RunConfig, Any]:
@@ -171,7 +173,7 @@ class TrainingRun:
     if self._evaluation is None:
       return
     self._progress.note('measuring the final parameters on the held-out set')
-    row = self._evaluation.finish(FINAL_TIMEOUT_S)
+    row = self._evaluation.finish(parameters.load(self._workdir / 'model'))
     self._evaluation = None
     if row is not None and row.get('sample'):
       self._progress.note(f'sample: {row["sample"]!r}')
@@ -210,15 +212,37 @@ class TrainingRun:
 
 
 def train(run: RunConfig, workdir: pathlib.Path) -> int:
-  """Runs `train` in processes; returns the exit code."""
+  """Runs `train`; returns the exit code."""
   run, task = prepare(run, workdir)
   jax.config.update('jax_compilation_cache_dir', str(workdir / 'cache'))
-  status = TrainingRun(run, task, workdir).train()
+  if run.launch.runtime == 'threads':
+    status = _train_in_threads(run, task, workdir)
+  else:
+    status = TrainingRun(run, task, workdir).train()
+  return close_books(workdir, status)
+
+
+def close_books(workdir: pathlib.Path, status: str | None = None) -> int:
+  """Summary and report of a run that has ended; returns the exit code.
+
+  Args:
+    workdir: of the run.
+    status: ok, interrupted or failed; None: as the folder tells.
+  """
   summary = summary_lib.summarize(workdir, status, strict=status == OK)
   summary_lib.write_summary(workdir, summary)
   report.write_report(workdir)
   _tell(workdir, summary)
-  return EXIT_CODES[status]
+  return EXIT_CODES.get(summary['status'], EXIT_CODES[FAILED])
+
+
+def _train_in_threads(run: RunConfig, task: Any, workdir: pathlib.Path) -> str:
+  with threads.short_switches():
+    try:
+      threads.ThreadRun(run, task, workdir).train()
+    except KeyboardInterrupt:
+      return INTERRUPTED
+  return OK
 
 
 def _tell(workdir: pathlib.Path, summary: dict[str, Any]) -> None:
