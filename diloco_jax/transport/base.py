@@ -6,20 +6,28 @@ bulk. Order is kept among control messages, and among bulk of one priority.
 """
 
 from collections import deque
+from collections.abc import Callable
 import dataclasses
 import threading
 import time
 from typing import NamedTuple, Protocol
 
-from diloco_jax.protocol import messages as m
 import numpy as np
+
+from diloco_jax.protocol import messages as m
 
 SYNCER = 'syncer'  # the only peer of a client
 KIND_MAX = 32  # characters in the name of a codec
+BUFFERS_MAX = 1 << 16  # of a payload
 
 
 class Payload(NamedTuple):
-  """Bytes that belong to a message."""
+  """Bytes that belong to a message.
+
+  Who sends it may not change the bytes afterwards: they are read as the
+  stream takes them. Received buffers belong to the receiver, and their memory
+  is used again when nothing refers to any part of it.
+  """
 
   kind: str  # the codec
   buffers: tuple[np.ndarray, ...]  # [n] uint8 each, contiguous
@@ -27,6 +35,22 @@ class Payload(NamedTuple):
   @property
   def nbytes(self) -> int:
     return sum(x.nbytes for x in self.buffers)
+
+
+def check_payload(message: m.Message, payload: Payload | None) -> None:
+  """Raises ValueError where a payload is missing, odd, or one too many."""
+  name = type(message).__name__
+  if payload is None:
+    if isinstance(message, m.BULK):
+      raise ValueError(f'{name} without its payload')
+    return
+  if not isinstance(message, m.BULK):
+    raise ValueError(f'{name} with a payload')
+  if len(payload.kind) > KIND_MAX or len(payload.buffers) > BUFFERS_MAX:
+    raise ValueError('the name of the codec or the list of buffers is long')
+  for x in payload.buffers:
+    if x.dtype != np.uint8 or x.ndim != 1 or not x.flags.c_contiguous:
+      raise ValueError(f'buffers are [n] uint8, contiguous; got {x.dtype}')
 
 
 class Delivery(NamedTuple):
@@ -86,7 +110,10 @@ class TransportOptions:
 
 
 class Endpoint(Protocol):
-  """One end of any number of connections; thread-safe."""
+  """One end of any number of connections; thread-safe.
+
+  What comes from a peer stands between its PeerUp and its PeerDown.
+  """
 
   def send(
     self,
@@ -99,6 +126,15 @@ class Endpoint(Protocol):
 
     False: not queued, because the peer is unknown or gone or a bound is
     reached. True is no promise that it arrives.
+
+    Args:
+      peer: who gets it.
+      message: of a kind that goes this way.
+      payload: for the kinds that carry one, and only for them.
+      priority: of a payload, 0 or 1; 1 waits while there is any 0.
+
+    Raises:
+      ValueError: a message or payload that may not be sent to anybody.
     """
     ...
 
@@ -111,7 +147,10 @@ class Endpoint(Protocol):
     ...
 
   def disconnect(self, peer: str) -> None:
-    """Close a connection, after what was sent."""
+    """Close a connection, after what was sent.
+
+    A client over gRPC connects again, until it is closed.
+    """
     ...
 
   def traffic(self) -> Traffic: ...
@@ -137,7 +176,10 @@ class Inbox:
     self._woken = False
     self._closed = False
 
-  def put(self, item: Incoming) -> None:
+  def put(
+    self, item: Incoming, is_gone: Callable[[], bool] = lambda: False
+  ) -> None:
+    """Add an item; one of a peer that is gone meanwhile is dropped."""
     bulk = isinstance(item, Delivery) and item.payload is not None
     is_delivery = isinstance(item, Delivery)
     with self._changed:
@@ -145,8 +187,11 @@ class Inbox:
         is_delivery
         and self._waiting[bulk] >= self._queue_max
         and not self._closed
+        and not is_gone()
       ):
         self._changed.wait()
+      if is_gone():
+        return
       self._items.append(item)
       self._waiting[bulk] += is_delivery
       self._changed.notify_all()

@@ -9,19 +9,22 @@ Everything that is read here comes from outside and is hostile until checked.
 """
 
 from collections.abc import Iterator
+import itertools
 import json
 import struct
-import sys
 import threading
 from typing import Any
+import weakref
+
+import numpy as np
+import xxhash
 
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import records
-from diloco_jax.transport.base import Delivery
+from diloco_jax.transport.base import BUFFERS_MAX
 from diloco_jax.transport.base import KIND_MAX
+from diloco_jax.transport.base import Delivery
 from diloco_jax.transport.base import Payload
-import numpy as np
-import xxhash
 
 MAGIC = b'DiLo'
 WIRE_VERSION = 1
@@ -29,7 +32,6 @@ CONTROL, HEAD, CHUNK = 1, 2, 3
 # magic, wire version, kind, spare, message number, body length, checksum
 HEADER = struct.Struct('<4sBBHIIQ')
 CONTROL_BYTES_MAX = 1 << 20
-BUFFERS_MAX = 1 << 16
 PARTIAL_MAX = 4  # messages of one stream that have begun and not ended
 
 
@@ -51,24 +53,39 @@ def _frame(kind: int, number: int, *parts: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-  return json.dumps(value, separators=(',', ':'), allow_nan=False).encode()
+  text = json.dumps(value, separators=(',', ':'), allow_nan=False).encode()
+  if len(text) > CONTROL_BYTES_MAX:
+    raise ValueError(f'{len(text)} bytes of JSON, at most {CONTROL_BYTES_MAX}')
+  return text
 
 
 def control_frame(message: m.Message) -> bytes:
-  """A message without payload."""
+  """A message without payload.
+
+  Raises:
+    ValueError: it holds a number that is not finite, or is too large.
+  """
   return _frame(CONTROL, 0, _json(records.to_plain(message)))
 
 
 def bulk_frames(
   number: int, message: m.Message, payload: Payload, chunk_bytes: int
 ) -> Iterator[bytes]:
-  """A message with its payload; made as they are asked for."""
+  """A message with its payload; chunks are made as they are asked for.
+
+  Raises:
+    ValueError: at once, as `control_frame`.
+  """
   head = {
     'message': records.to_plain(message),
     'kind': payload.kind,
     'lengths': [int(x.nbytes) for x in payload.buffers],
   }
-  yield _frame(HEAD, number, _json(head))
+  first = _frame(HEAD, number, _json(head))
+  return itertools.chain((first,), _chunks(number, payload, chunk_bytes))
+
+
+def _chunks(number: int, payload: Payload, chunk_bytes: int) -> Iterator[bytes]:
   parts: list[memoryview] = []
   room = chunk_bytes
   for buffer in payload.buffers:
@@ -106,23 +123,31 @@ class Pool:
 
   def __init__(self, keep: int = 8):
     self._keep = keep
-    self._buffers: list[np.ndarray] = []
+    # The memory, and the array that was last handed out over it. All that
+    # derives from that array keeps it alive: slices, `np.frombuffer`, arrays
+    # that JAX made without a copy. The memoryview between the two stops NumPy
+    # from letting slices refer to the memory directly.
+    self._slots: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
     self._lock = threading.Lock()
 
   def take(self, nbytes: int) -> np.ndarray:
     """[nbytes] uint8 of undefined content."""
     with self._lock:
-      for k, buffer in enumerate(self._buffers):
-        # Views hold their base: two references (the list's and this loop's)
-        # and the argument's mean that there is no view left.
-        fits = nbytes <= buffer.nbytes <= 2 * nbytes + 4096
-        if fits and sys.getrefcount(buffer) <= 3:
-          self._buffers.append(self._buffers.pop(k))
-          return buffer[:nbytes]
-      buffer = np.empty(nbytes, np.uint8)
-      self._buffers.append(buffer)
-      del self._buffers[: -self._keep]
-      return buffer[:]
+      memory = self._free(nbytes)
+      if memory is None:
+        memory = np.empty(max(nbytes, 1), np.uint8)
+      taken = np.frombuffer(memoryview(memory), np.uint8, nbytes)
+      self._slots.append((memory, weakref.ref(taken)))
+      del self._slots[: -self._keep]
+      return taken
+
+  def _free(self, nbytes: int) -> np.ndarray | None:
+    for k, (memory, handed_out) in enumerate(self._slots):
+      fits = nbytes <= memory.nbytes <= 2 * nbytes + 4096
+      if fits and handed_out() is None:
+        del self._slots[k]
+        return memory
+    return None
 
 
 class _Partial:
@@ -196,7 +221,7 @@ class Parser:
   def _message(self, plain: Any) -> m.Message:
     try:
       message = records.message_from_plain(plain)
-    except records.MalformedError as e:
+    except (records.MalformedError, OverflowError) as e:
       raise FrameError(str(e)) from e
     if not isinstance(message, self._allowed):
       raise FrameError(f'{type(message).__name__} goes the other way')

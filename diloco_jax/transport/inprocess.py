@@ -7,10 +7,11 @@ refuse the same things; payloads are copied, as a wire would.
 import hmac
 import threading
 
+import numpy as np
+
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import records
 from diloco_jax.transport import base
-import numpy as np
 
 HEADER_BYTES = 24  # counted for a message, as on the wire
 
@@ -18,55 +19,70 @@ HEADER_BYTES = 24  # counted for a message, as on the wire
 class Hub:
   """A server and its clients."""
 
-  def __init__(
-    self, token: str, options: base.TransportOptions | None = None
-  ):
+  def __init__(self, token: str, options: base.TransportOptions | None = None):
+    if not token:
+      raise ValueError('a token is required')
     self.token = token
     self._options = options or base.TransportOptions()
+    # One for all ends: a link is made and broken at both of them at once.
     self._lock = threading.Lock()
     self._clients = 0
-    self._server = _Endpoint(self._options, m.TO_SYNCER)
+    self._server = _Endpoint(self._options, m.TO_ISLAND, self._lock)
 
   def server(self) -> base.Endpoint:
     return self._server
 
   def connect(self, token: str) -> base.Endpoint:
     """A client; one with a wrong token gets nothing but TokenRefused."""
-    client = _Endpoint(self._options, m.TO_ISLAND)
+    client = _Endpoint(self._options, m.TO_SYNCER, self._lock)
     if not hmac.compare_digest(token.encode(), self.token.encode()):
       client.inbox.put(base.TokenRefused(base.SYNCER))
       return client
     with self._lock:
-      self._clients += 1
-      name = f'c{self._clients}'
-    self._server.link(name, client, base.SYNCER)
-    client.link(base.SYNCER, self._server, name)
+      if not self._server.closed:
+        self._clients += 1
+        name = f'c{self._clients}'
+        self._server.link(name, client, base.SYNCER)
+        client.link(base.SYNCER, self._server, name)
     return client
+
+
+class _Held:
+  """What has arrived from one peer and was not received yet."""
+
+  def __init__(self) -> None:
+    self.messages = 0
+    self.bytes = 0
+
+
+def _nbytes(payload: base.Payload | None) -> int:
+  return HEADER_BYTES + (0 if payload is None else payload.nbytes)
 
 
 class _Endpoint:
   """One end, linked to others by name."""
 
   def __init__(
-    self, options: base.TransportOptions, allowed: tuple[type, ...]
+    self,
+    options: base.TransportOptions,
+    sends: tuple[type, ...],
+    lock: threading.Lock,
   ):
     self._options = options
-    self._allowed = allowed
-    # Bounded per peer, in `deliver`: a sender may not be made to wait here.
+    self._sends = sends
+    # Bounded per peer, in `_deliver`: a sender may not be made to wait here.
     self.inbox = base.Inbox(1 << 62)
-    self._lock = threading.Lock()
+    self.closed = False
+    self._lock = lock
     self._links: dict[str, tuple[_Endpoint, str]] = {}
-    self._held: dict[str, tuple[int, int]] = {}  # peer -> messages, bytes
+    self._held: dict[str, _Held] = {}
     self._bytes_in = 0
     self._bytes_out = 0
-    self._closed = False
 
   def link(self, name: str, other: '_Endpoint', our_name: str) -> None:
-    with self._lock:
-      if self._closed:
-        return
-      self._links[name] = (other, our_name)
-      self._held[name] = (0, 0)
+    """With the lock held."""
+    self._links[name] = (other, our_name)
+    self._held[name] = _Held()
     self.inbox.put(base.PeerUp(name))
 
   def send(
@@ -78,72 +94,67 @@ class _Endpoint:
   ) -> bool:
     """See base.Endpoint; nothing queues here, so priority has no effect."""
     del priority
-    assert (payload is not None) == isinstance(message, m.BULK)
-    with self._lock:
-      link = self._links.get(peer)
-    if link is None:
-      return False
-    other, our_name = link
-    if not isinstance(message, other._allowed):
+    if not isinstance(message, self._sends):
       raise ValueError(f'{type(message).__name__} goes the other way')
+    base.check_payload(message, payload)
     message = records.message_from_plain(records.to_plain(message))
-    nbytes = HEADER_BYTES
     if payload is not None:
       if payload.nbytes > self._options.message_bytes_max:
         return False
-      nbytes += payload.nbytes
       payload = base.Payload(
         payload.kind, tuple(np.array(x) for x in payload.buffers)
       )
-    if not other.deliver(our_name, message, payload, nbytes):
-      return False
     with self._lock:
-      self._bytes_out += nbytes
-    return True
+      link = self._links.get(peer)
+      if link is None:
+        return False
+      other, our_name = link
+      if not other._deliver(our_name, message, payload):
+        return False
+      self._bytes_out += _nbytes(payload)
+      return True
 
-  def deliver(
-    self,
-    peer: str,
-    message: m.Message,
-    payload: base.Payload | None,
-    nbytes: int,
+  def _deliver(
+    self, peer: str, message: m.Message, payload: base.Payload | None
   ) -> bool:
-    with self._lock:
-      if peer not in self._held or self._closed:
-        return False
-      count, held = self._held[peer]
-      if (
-        count >= self._options.queue_max
-        or held + nbytes > self._options.inflight_bytes_max
-      ):
-        return False
-      self._held[peer] = (count + 1, held + nbytes)
-      self._bytes_in += nbytes
+    """With the lock held."""
+    held = self._held[peer]
+    nbytes = _nbytes(payload)
+    if (
+      held.messages >= self._options.queue_max
+      or held.bytes + nbytes > self._options.inflight_bytes_max
+    ):
+      return False
+    held.messages += 1
+    held.bytes += nbytes
+    self._bytes_in += nbytes
     self.inbox.put(base.Delivery(peer, message, payload))
     return True
 
   def receive(self, timeout_s: float | None) -> list[base.Incoming]:
     items = self.inbox.take(timeout_s)
     with self._lock:
-      for peer in self._held:
-        self._held[peer] = (0, 0)
+      for item in items:
+        if isinstance(item, base.Delivery) and item.peer in self._held:
+          self._held[item.peer].messages -= 1
+          self._held[item.peer].bytes -= _nbytes(item.payload)
     return items
 
   def wake(self) -> None:
     self.inbox.wake()
 
   def disconnect(self, peer: str) -> None:
-    self._unlink(peer, 'closed here')
-
-  def _unlink(self, peer: str, reason: str) -> None:
     with self._lock:
-      link = self._links.pop(peer, None)
-      self._held.pop(peer, None)
-    if link is None:
+      self._unlink(peer)
+
+  def _unlink(self, peer: str) -> None:
+    """With the lock held."""
+    if peer not in self._links:
       return
-    self.inbox.put(base.PeerDown(peer, reason))
-    other, our_name = link
-    other._unlink(our_name, 'closed by the peer')
+    other, our_name = self._links.pop(peer)
+    del self._held[peer], other._links[our_name], other._held[our_name]
+    self.inbox.put(base.PeerDown(peer, 'closed here'))
+    other.inbox.put(base.PeerDown(our_name, 'closed by the peer'))
 
   def traffic(self) -> base.Traffic:
     with self._lock:
@@ -151,8 +162,7 @@ class _Endpoint:
 
   def close(self) -> None:
     with self._lock:
-      self._closed = True
-      peers = list(self._links)
-    for peer in peers:
-      self._unlink(peer, 'closed here')
+      self.closed = True
+      for peer in list(self._links):
+        self._unlink(peer)
     self.inbox.close()

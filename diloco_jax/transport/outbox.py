@@ -67,10 +67,12 @@ class Outbox:
         self.bytes_out += len(frame)
         return frame
       with self._changed:
-        self._heap = [x for x in self._heap if x[1] != order]
-        heapq.heapify(self._heap)
         self._queued_bytes -= nbytes
-        self._changed.notify_all()
+        if self._heap and self._heap[0][1] == order:
+          heapq.heappop(self._heap)
+        else:  # passed by one of a higher priority, or closed meanwhile
+          self._heap = [x for x in self._heap if x[1] != order]
+          heapq.heapify(self._heap)
 
   def stalled_s(self) -> float:
     """How long nothing has moved although something waits."""
