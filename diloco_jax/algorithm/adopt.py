@@ -61,7 +61,10 @@ def rebase_shift(
   It does not depend on `local`: it is computed off the step's path, and only
   one tensor goes to the device.
   """
-  return {
-    name: value - anchor[name] + (0 if delta_c is None else delta_c[name])
-    for name, value in theta.items()
-  }
+  shift = {}
+  for name, value in theta.items():
+    moved = np.asarray(value - anchor[name])
+    if delta_c is not None:
+      moved = np.asarray(moved + delta_c[name])
+    shift[name] = moved
+  return shift

@@ -1,6 +1,7 @@
 """A digest of named arrays."""
 
 from collections.abc import Mapping
+import json
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ def tree_digest(tree: Mapping[str, Any]) -> str:
   """
   digest = xxhash.xxh3_128()
   for name in sorted(tree):
-    array = np.ascontiguousarray(tree[name])
-    head = f'{name}\0{array.dtype.str}\0{array.shape}\0'
-    digest.update(head.encode())
-    digest.update(array.reshape(-1).view(np.uint8))
+    array = np.asarray(tree[name])
+    # Both: the name tells types of ml_dtypes apart, the other byte orders.
+    dtype = [array.dtype.name, array.dtype.str]
+    # JSON marks its own end, so that no two trees give the same bytes.
+    digest.update(json.dumps([name, dtype, array.shape]).encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
   return digest.hexdigest()

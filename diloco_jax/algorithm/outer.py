@@ -86,8 +86,6 @@ def make_merge(
   Θ and the outer state are donated: the memory of the old ones is the new.
   """
   return jax.jit(
-    functools.partial(
-      merge, tx=tx, is_embedding=dict(is_embedding), rule=rule
-    ),
+    functools.partial(merge, tx=tx, is_embedding=dict(is_embedding), rule=rule),
     donate_argnums=(0, 1),
   )

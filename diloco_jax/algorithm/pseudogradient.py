@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 # A mean direction shorter than this is no direction: the islands cancel.
 DIRECTION_MIN = 1e-6
+# Below this sum of squares, the squares that f32 flushes to zero could matter.
+SQUARES_MIN = 1e-20
+# A norm that is smaller, or larger than the inverse, has no inverse in f32.
+NORM_MIN = 1e-37
 
 
 def token_weight(tokens: float, steps: float) -> float:
@@ -38,7 +43,11 @@ def _mean(tensors: Sequence[jax.Array], w: jax.Array) -> jax.Array:
   return total
 
 
-def _norm(tensor: jax.Array) -> jax.Array:
+def _square_sum(tensor: jax.Array) -> jax.Array:
+  return jnp.sum(jnp.square(tensor.astype(jnp.float32)))
+
+
+def _scaled_norm(tensor: jax.Array) -> jax.Array:
   """The 2-norm, scaled so that no finite tensor overflows or underflows."""
   x = tensor.astype(jnp.float32)
   top = jnp.max(jnp.abs(x), initial=0.0)
@@ -46,21 +55,43 @@ def _norm(tensor: jax.Array) -> jax.Array:
   return scale * jnp.sqrt(jnp.sum(jnp.square(x / scale)))
 
 
+def _norms(tensors: Sequence[jax.Array], w: jax.Array) -> jax.Array:
+  """[M] 2-norms, reading each tensor once unless squares leave f32."""
+  squares = jnp.stack([_square_sum(x) for x in tensors])
+  inside = (squares > SQUARES_MIN) & jnp.isfinite(squares)
+  return lax.cond(
+    jnp.all(inside | (w == 0)),
+    lambda: jnp.sqrt(squares),
+    lambda: jnp.stack([_scaled_norm(x) for x in tensors]),
+  )
+
+
+@jax.jit
 def _radial_directional(
   tensors: Sequence[jax.Array], w: jax.Array
 ) -> jax.Array:
-  norms = [_norm(x) for x in tensors]
-  radius = w[0] * norms[0]
-  for k, norm in enumerate(norms[1:], start=1):
-    radius = radius + w[k] * norm
-  # φ(0) = 0: a tensor without a direction adds none.
-  inverse = [jnp.where(n > 0, 1.0 / jnp.where(n > 0, n, 1.0), 0.0) for n in norms]
-  direction = _mean(tensors, w * jnp.stack(inverse))
-  length = _norm(direction)
-  safe = jnp.where(length > DIRECTION_MIN, length, 1.0)
-  return jnp.where(
-    length > DIRECTION_MIN, direction * (radius / safe), _mean(tensors, w)
+  norms = _norms(tensors, w)
+  radius = jnp.sum(w * norms)
+  # φ(0) = 0: a tensor without a direction adds none. Nor does one whose
+  # inverse norm f32 cannot hold.
+  usable = (norms > NORM_MIN) & (norms < 1.0 / NORM_MIN)
+  inverse = jnp.where(usable, 1.0 / jnp.where(usable, norms, 1.0), 0.0)
+  direction = _mean(tensors, w * inverse)
+  # At most 1, so the squares do not overflow; where they underflow it is
+  # shorter than DIRECTION_MIN.
+  length = jnp.sqrt(_square_sum(direction))
+  long = length > DIRECTION_MIN
+  factor = radius / jnp.where(long, length, 1.0)
+  good = long & jnp.isfinite(factor)
+  # A loop of at most one turn rather than a condition: a condition copies the
+  # direction, a loop leaves it where it is. The mean is only computed where
+  # it is needed, since it reads every contribution again.
+  _, merged = lax.while_loop(
+    lambda carry: ~carry[0],
+    lambda carry: (jnp.ones_like(carry[0]), _mean(tensors, w)),
+    (good, direction),
   )
+  return merged * jnp.where(good, factor, 1.0)
 
 
 def weighted_mean(deltas: Sequence[Any], weights: Sequence[float]) -> Any:
@@ -87,7 +118,7 @@ def radial_directional_mean(
   Δ = (Σ w_m |Δ_m| / Σ w_m) φ(Σ w_m φ(Δ_m) / Σ w_m), φ(x) = x / |x|, φ(0) = 0,
   where Δ_m -> deltas[m] and w_m -> weights[m]. Keeps the norm of M orthogonal
   pseudo-gradients, which the plain mean divides by sqrt(M). Where directions
-  cancel, the weighted mean; zeros where all weights are 0.
+  cancel or leave f32, the weighted mean; zeros where all weights are 0.
 
   Returns:
     A pytree of f32 arrays.
