@@ -5,9 +5,10 @@ import dataclasses
 import functools
 from typing import Any
 
-from diloco_jax.algorithm import pseudogradient
 import jax
 import optax
+
+from diloco_jax.algorithm import pseudogradient
 
 MEAN = 'mean'
 RDA = 'rda'

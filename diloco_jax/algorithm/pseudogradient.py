@@ -59,11 +59,12 @@ def _norms(tensors: Sequence[jax.Array], w: jax.Array) -> jax.Array:
   """[M] 2-norms, reading each tensor once unless squares leave f32."""
   squares = jnp.stack([_square_sum(x) for x in tensors])
   inside = (squares > SQUARES_MIN) & jnp.isfinite(squares)
-  return lax.cond(
+  norms: jax.Array = lax.cond(
     jnp.all(inside | (w == 0)),
     lambda: jnp.sqrt(squares),
     lambda: jnp.stack([_scaled_norm(x) for x in tensors]),
   )
+  return norms
 
 
 @jax.jit

@@ -24,9 +24,10 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from diloco_jax import algorithm as A  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+
+from diloco_jax import algorithm as A  # noqa: E402
 
 TARGET = 0.8
 CONTRIBUTIONS = 8

@@ -2,11 +2,12 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from diloco_jax import algorithm as A
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from diloco_jax import algorithm as A
 
 SHAPES = {'embed/table': (11, 4), 'dense/kernel': (5, 6), 'dense/bias': (6,)}
 MARKS = {'embed/table': True, 'dense/kernel': False, 'dense/bias': False}

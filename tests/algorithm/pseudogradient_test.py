@@ -2,12 +2,13 @@
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from diloco_jax import algorithm as A
 import hypothesis
 from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from diloco_jax import algorithm as A
 
 SHAPES = {'a': (7, 5), 'b': (), 'c': (33,), 'd': (2, 3, 4)}
 
