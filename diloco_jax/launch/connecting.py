@@ -47,6 +47,7 @@ def ask_config(
     endpoint: to a syncer.
     address: for the message.
     given: what this island was told about `run` fields, as (path, JSON).
+    timeout_s: for the answer.
 
   Raises:
     UserError: no syncer answers, the token is refused, or a given field

@@ -5,7 +5,9 @@ from diloco_jax.protocol import island_state as i
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol.island_turn import Turn
 from diloco_jax.protocol.settings import BLEND
+from diloco_jax.protocol.settings import EACH
 from diloco_jax.protocol.settings import FREE
+from diloco_jax.protocol.settings import LOCK_STEP
 from diloco_jax.protocol.settings import OVERWRITE
 from diloco_jax.protocol.settings import REBASE
 
@@ -208,10 +210,18 @@ def adopt(turn: Turn, fragment: int) -> a.AdoptOrder:
 
 
 def _resolves(turn: Turn, capture: i.Capture, incoming: i.Incoming) -> bool:
-  """A version made in the same or a later round settles a capture."""
-  if turn.settings.mode != FREE and capture.slot >= 0:
-    if incoming.slot >= capture.slot:
-      return True
+  """Whether a version settles a capture.
+
+  It does if it names it or a later one; otherwise if it was made in the same
+  or a later round (lock step: slot). Rounds of one island say nothing of the
+  captures of another.
+  """
+  if incoming.named is not None and incoming.named >= capture.id:
+    return True
+  if turn.settings.mode == EACH:
+    return False
+  if turn.settings.mode == LOCK_STEP and incoming.slot >= capture.slot >= 0:
+    return True
   if capture.round is None or incoming.round is None:
     return False
   return incoming.round >= capture.round

@@ -31,7 +31,11 @@ def problem(
     return 'round'
   if member.status == s.GONE:
     return 'gone'
-  if member.status != s.ASKED or c.fragment != rnd.fragment:
+  # A member whose connection was lost is pending again; what it had already
+  # sent may still come.
+  if member.status not in (s.ASKED, s.PENDING):
+    return 'round'
+  if c.fragment != rnd.fragment:
     return 'round'
   if c.c_steps < 1 or c.c_tokens < 0 or c.capture.incarnation != c.incarnation:
     return 'counts'

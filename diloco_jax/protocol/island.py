@@ -150,15 +150,22 @@ def _on_seeds_ready(turn: Turn, handles: tuple[int, ...]) -> None:
 
 def _on_start(turn: Turn, message: m.Start) -> None:
   """Train from here; in lock step the outstanding captures are void."""
-  again = turn.get().phase == i.TRAINING
+  state = turn.get()
+  if message.seq <= state.starts:
+    return
+  again = state.phase == i.TRAINING
   for p, held in enumerate(turn.held):
-    if held.capture is not None and turn.settings.mode != FREE:
-      adoption.drop_capture(turn, p)
-    turn.held[p] = turn.held[p]._replace(pull=None)
-  boundary = turn.get().boundary
+    capture = held.capture
+    if capture is not None and turn.settings.mode != FREE:
+      capture = capture._replace(closed=True)
+    turn.held[p] = held._replace(pull=None, capture=capture)
+  boundary = state.boundary
   due = message.due_step
   turn.set(
     phase=i.TRAINING,
+    starts=message.seq,
+    # The first step may be compiled first; it ends this state.
+    state=m.COMPILING if state.state == m.RESTORING else state.state,
     global_step=message.global_step,
     next_slot=message.next_slot,
     captured_slot=message.next_slot - 1,
@@ -294,7 +301,7 @@ def _answer_slot(turn: Turn, pull: m.Pull) -> None:
         capture=capture._replace(round=pull.round, pulled_at=turn.now)
       )
     turn.send_capture(p)
-  elif pull.slot < state.next_slot:
+  elif pull.slot < state.next_slot or at_end(turn):
     turn.send(
       m.Declined(
         island=state.island,
@@ -309,7 +316,7 @@ def _on_closed(turn: Turn, slot: int) -> None:
   p = slot % len(turn.held)
   capture = turn.held[p].capture
   if capture is not None and capture.slot == slot:
-    adoption.drop_capture(turn, p)
+    turn.held[p] = turn.held[p]._replace(capture=capture._replace(closed=True))
   if turn.get().waiting_slot == slot:
     turn.set(waiting_slot=-1)
 
@@ -366,7 +373,9 @@ def _on_boundary(turn: Turn, step: int, tokens: int) -> None:
     turn.act(a.StepPlan(step=step, stop=True))
     return
   adopt = tuple(adoption.due(turn))
-  capture = () if turn.settings.mode == FREE else tuple(_take_slot(turn))
+  capture: tuple[a.CaptureOrder, ...] = ()
+  if turn.settings.mode != FREE and not state.draining:
+    capture = tuple(_take_slot(turn))
   capture += tuple(_take_pulled(turn))
   slot, wait = -1, False
   if turn.settings.mode != FREE:
@@ -451,6 +460,7 @@ def _waits_for(turn: Turn) -> int:
     for x in turn.held
     if x.capture is not None
     and x.capture.slot >= 0
+    and not x.capture.closed
     and state.boundary >= x.capture.due + turn.settings.overlap
   ]
   return min(slots, default=-1)

@@ -27,6 +27,7 @@ class Capture(NamedTuple):
   handle: int = 0  # the encoded payload; 0 until it is there
   encode_s: float = 0.0
   detached: bool = False  # overwritten since: its steps left the counters
+  closed: bool = False  # lock step: its slot is not waited for any more
 
 
 class Incoming(NamedTuple):
@@ -100,6 +101,8 @@ class IslandState(NamedTuple):
   finished: bool = False
   final: tuple[m.Version, ...] = ()  # evaluator: leave when these are held
   stop_reason: str = ''
+  starts: int = 0  # number of the newest start
+  tokens_before: int = 0  # trained by older incarnations
   lost: int = 0  # token_params
   lost_steps: int = 0
   merged: int = 0  # token_params known to be merged
@@ -128,6 +131,7 @@ def initial(
     held=(Held(step0=step, tokens0=tokens),) * settings.fragments,
     boundary=step,
     tokens=tokens,
+    tokens_before=tokens,
     step=step,
     step_tokens=tokens,
   )

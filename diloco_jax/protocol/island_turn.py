@@ -60,7 +60,7 @@ class Turn:
       return
     complete = all(x.anchor is not None for x in self.held)
     total = sum(self.settings.sizes)
-    trained = state.step_tokens * total
+    trained = (state.step_tokens - state.tokens_before) * total
     self.set(seq=state.seq + 1, reported_at=self.now)
     self.send(
       m.Report(
@@ -78,7 +78,8 @@ class Turn:
         captured_slot=state.captured_slot,
         loss=state.loss,
         trained_token_params=trained,
-        pending_token_params=trained - state.merged - state.lost,
+        # Steps in flight may be lost or merged before they are reported.
+        pending_token_params=max(0, trained - state.merged - state.lost),
         lost_token_params=state.lost,
         lost_steps=state.lost_steps,
         healthy=state.healthy,

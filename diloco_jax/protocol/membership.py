@@ -4,6 +4,7 @@ from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
+from diloco_jax.protocol.settings import EACH
 from diloco_jax.protocol.settings import FREE
 from diloco_jax.protocol.turn import Turn
 
@@ -46,19 +47,34 @@ def _problem(turn: Turn, hello: m.Hello) -> tuple[str, str] | None:
   if hello.config_hash != settings.config_hash:
     return (
       'config_hash',
-      f'configuration {hello.config_hash[:16]!r}, the run has '
-      f'{settings.config_hash[:16]!r}',
+      (
+        f'configuration {hello.config_hash[:16]!r}, the run has '
+        f'{settings.config_hash[:16]!r}'
+      ),
     )
   if hello.fingerprint != settings.fingerprint:
     return (
       'layout',
-      f'layout fingerprint {hello.fingerprint[:16]!r}, the run has '
-      f'{settings.fingerprint[:16]!r}: model, dtypes or fragments differ',
+      (
+        f'layout fingerprint {hello.fingerprint[:16]!r}, the run has '
+        f'{settings.fingerprint[:16]!r}: model, dtypes or fragments differ'
+      ),
     )
   phase = turn.get().phase
   if phase in (s.DRAINING, s.EXPORTING, s.FINISHED) and hello.role == m.ISLAND:
     return 'finished', 'the run is at its end'
   limit = max(settings.islands_max, settings.islands)
+  count = settings.fragments
+  if len(hello.versions) not in (0, count) or len(hello.digests) != len(
+    hello.versions
+  ):
+    return (
+      'versions',
+      (
+        f'{len(hello.versions)} versions and {len(hello.digests)} digests of '
+        f'{count} fragments'
+      ),
+    )
   if hello.role == m.ISLAND and hello.island >= limit:
     return 'index', f'island index {hello.island}, expected below {limit}'
   return None
@@ -83,13 +99,8 @@ def _index(turn: Turn, hello: m.Hello) -> int | None:
 
 
 def on_hello(turn: Turn, peer: str, hello: m.Hello) -> None:
-  for known in turn.islands.values():
-    if known.nonce == hello.nonce:
-      if known.status in CONNECTED:
-        turn.island(known.id, peer=peer, sent={})
-        if turn.get().phase != s.SEEDING:
-          welcome(turn, known.id)
-      return
+  if _is_known(turn, peer, hello.nonce):
+    return
   problem = _problem(turn, hello)
   if problem is not None:
     _refuse_hello(turn, peer, *problem)
@@ -104,7 +115,7 @@ def on_hello(turn: Turn, peer: str, hello: m.Hello) -> None:
   turn.set(incarnations=incarnations)
   old = turn.islands.get(index)
   if old is not None:
-    turn.set(past=(*turn.get().past, old._replace(status=s.LEFT)))
+    _end_incarnation(turn, old)
     if old.peer and old.peer != peer:
       turn.send(old.peer, m.Superseded(island=index, incarnation=incarnation))
   fresh = turn.get().global_step == 0
@@ -133,8 +144,46 @@ def on_hello(turn: Turn, peer: str, hello: m.Hello) -> None:
   if turn.get().phase != s.SEEDING:
     welcome(turn, index)
   elif hello.seeds_state and not turn.get().has_task:
-    if min(key for key in turn.islands if key >= 0) == index:
+    seeder = turn.islands.get(turn.get().seeder)
+    if seeder is None or seeder.status != s.ENTERING or seeder.id == index:
+      turn.set(seeder=index)
       welcome(turn, index, seed_wanted=True)
+
+
+def _is_known(turn: Turn, peer: str, nonce: str) -> bool:
+  """Whether this process has said hello before; then answer it again."""
+  for known in turn.islands.values():
+    if known.nonce != nonce:
+      continue
+    if known.status == s.LAPSED:  # it took too long to come in
+      turn.island(
+        known.id,
+        status=s.ENTERING,
+        since=turn.now,
+        lease_until=turn.now + turn.limits.restoring_s,
+      )
+    elif known.status == s.LEFT:
+      return True
+    turn.island(known.id, peer=peer, sent={})
+    if turn.get().phase != s.SEEDING:
+      welcome(turn, known.id)
+    elif turn.get().seeder == known.id:
+      welcome(turn, known.id, seed_wanted=True)
+    return True
+  for old in turn.get().past:
+    if old.nonce == nonce:
+      newest = turn.get().incarnations[old.id]
+      turn.send(peer, m.Superseded(island=old.id, incarnation=newest))
+      return True
+  return False
+
+
+def _end_incarnation(turn: Turn, old: s.Island) -> None:
+  """Keep the books of the latest ended incarnations open; close the oldest."""
+  past = (*turn.get().past, old._replace(status=s.LEFT))
+  for island in past[: -turn.limits.past_max]:
+    note_total(turn, island)
+  turn.set(past=past[-turn.limits.past_max :])
 
 
 def welcome(turn: Turn, index: int, seed_wanted: bool = False) -> None:
@@ -178,13 +227,16 @@ def on_report(turn: Turn, peer: str, report: m.Report) -> None:
     return
   if report.seq <= island.seq or island.status == s.LEFT:
     return
+  if turn.get().params_digest:
+    say_finished(turn, peer)
   if len(report.versions) not in (0, len(turn.fragments)):
     return
   progress = report.step > island.step
   island = _record(turn, peer, island, report)
   if island.status == s.LAPSED and (progress or report.state != m.TRAINING):
     if _holds_all(turn, island) and turn.get().started:
-      readmit(turn, island.id)
+      if rounds.owes_nothing(turn, island):
+        readmit(turn, island.id)
     else:
       turn.island(island.id, status=s.ENTERING, since=turn.now)
   if turn.islands[island.id].status == s.ENTERING and _holds_all(turn, island):
@@ -194,6 +246,11 @@ def on_report(turn: Turn, peer: str, report: m.Report) -> None:
     if turn.get().first_ready_at < 0 and not island.is_evaluator:
       turn.set(first_ready_at=turn.now)
     start_ready(turn)
+  island = turn.islands[island.id]
+  lost_start = island.status == s.LIVE and report.state == m.RESTORING
+  waited = turn.now - island.started_at >= turn.resend_after(island)
+  if lost_start and waited:
+    _send_start(turn, island.id)
   offer_newest(turn, island.id)
   _answer_wait(turn, island.id, report)
 
@@ -282,7 +339,12 @@ def _answer_wait(turn: Turn, index: int, report: m.Report) -> None:
   # A slot that made a version ends the wait by that version, which is re-sent
   # until it is reported; only a skipped slot needs a word.
   piece = turn.fragments[report.slot % len(turn.fragments)]
-  if piece.slot < report.slot or turn.settings.mode == 'each':
+  newest = piece.slot
+  if turn.settings.mode == EACH:
+    own = piece.included.get(index)
+    fits = own is not None and own.incarnation == island.incarnation
+    newest = own.slot if fits and own is not None else -1
+  if newest < report.slot:
     turn.send(
       island.peer,
       m.Closed(island=index, incarnation=island.incarnation, slot=report.slot),
@@ -319,9 +381,7 @@ def start_ready(turn: Turn) -> None:
 
 
 def _start(turn: Turn, index: int) -> None:
-  settings = turn.settings
-  state = turn.get()
-  island = turn.island(
+  turn.island(
     index,
     status=s.LIVE,
     since=turn.now,
@@ -329,9 +389,16 @@ def _start(turn: Turn, index: int) -> None:
     credits=0,
     baseline=False,
     captured_slot=-1,
-    opened_slot=turn.islands[index].opened_slot,
     participating=False,
+    starts=turn.islands[index].starts + 1,
   )
+  _send_start(turn, index)
+
+
+def _send_start(turn: Turn, index: int) -> None:
+  settings = turn.settings
+  state = turn.get()
+  island = turn.island(index, started_at=turn.now)
   needs_rewarm = island.entry == m.PARAMETERS_ONLY and island.trained == 0
   turn.send(
     island.peer,
@@ -350,6 +417,7 @@ def _start(turn: Turn, index: int) -> None:
         begin=0,
         end=-1,
       ),
+      seq=island.starts,
     ),
   )
 
@@ -368,7 +436,7 @@ def on_leave(turn: Turn, message: m.Leave) -> None:
     return
   if island.status == s.LEFT:
     return
-  turn.island(island.id, status=s.LEFT, since=turn.now)
+  turn.island(island.id, status=s.LEFT, since=turn.now, sent={})
   turn.note(
     'left',
     island=island.id,
@@ -415,6 +483,39 @@ def tick(turn: Turn) -> None:
       turn.island(key, offences=0)
       readmit(turn, key)
   start_ready(turn)
+
+
+def say_finished(turn: Turn, peer: str) -> None:
+  """The run is over; said again to whoever seems not to know."""
+  state = turn.get()
+  turn.send(
+    peer,
+    m.Finished(
+      reason=state.end_reason,
+      global_step=state.global_step,
+      versions=tuple(x.version for x in turn.fragments),
+    ),
+  )
+
+
+def note_total(turn: Turn, island: s.Island) -> None:
+  """Close the books of one incarnation."""
+  lost = island.lost
+  # An island that died may have given steps that it had not reported yet.
+  trained = max(island.trained, island.merged + lost)
+  turn.note(
+    'island_total',
+    island=island.id,
+    incarnation=island.incarnation,
+    steps=island.step,
+    tokens=island.tokens,
+    trained_token_params=trained,
+    merged_token_params=island.merged,
+    lost_token_params=lost,
+    pending_token_params=trained - island.merged - lost,
+    lost_steps=island.lost_steps,
+    alive=turn.islands.get(island.id) is island,
+  )
 
 
 def quarantine_offenders(turn: Turn) -> None:

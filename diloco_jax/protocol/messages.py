@@ -145,6 +145,7 @@ class Start:
   due_step: int  # in the island's own step count; -1: n steps from now
   stop_step: int  # lock step: stop at this inner step; -1: only when told
   samples: SampleRange
+  seq: int = 1  # grows with each new one; a repeat changes nothing
 
 
 # While training.

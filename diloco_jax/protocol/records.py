@@ -77,9 +77,13 @@ def _checked_scalar(hint: Any, value: Any, where: str) -> Any:
   if hint is float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
       raise MalformedError(f'{where}: expected a number')
-    if not math.isfinite(value):
+    try:
+      number = float(value)
+    except OverflowError:
+      number = math.inf
+    if not math.isfinite(number):
       raise MalformedError(f'{where}: expected a finite number')
-    return float(value)
+    return number
   if hint is int and isinstance(value, bool):
     raise MalformedError(f'{where}: expected an integer')
   if hint not in (int, bool, str) or not isinstance(value, hint):

@@ -2,6 +2,7 @@
 
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import guard
+from diloco_jax.protocol import merging
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
@@ -9,9 +10,6 @@ from diloco_jax.protocol.settings import EACH
 from diloco_jax.protocol.settings import FREE
 from diloco_jax.protocol.settings import LOCK_STEP
 from diloco_jax.protocol.turn import Turn
-
-# Declined versions remembered for the staleness of one island.
-DECLINES_KEPT = 16
 
 # Slots.
 
@@ -36,6 +34,35 @@ def next_slot_for(turn: Turn, island: s.Island) -> int:
   state = turn.get()
   pending = [x.slot for x in turn.rounds.values() if not x.drain]
   return min([state.next_slot, *state.retries, *pending])
+
+
+def at_its_end(turn: Turn, island: s.Island) -> bool:
+  """Lock step: it has made its steps and waits to be drained."""
+  return (
+    island.state == m.WAITING
+    and island.slot < 0
+    and island.step >= turn.settings.steps
+  )
+
+
+def owes_nothing(turn: Turn, island: s.Island) -> bool:
+  """Whether an island may be re-admitted: no merge of it is out.
+
+  In lock step a start voids the outstanding captures; one that is merged must
+  have come back before.
+  """
+  if turn.settings.mode == FREE:
+    return True
+  for rnd in turn.rounds.values():
+    for member in rnd.contributed:
+      if (member.island, member.incarnation) == (
+        island.id,
+        island.incarnation,
+      ):
+        return False
+  return all(
+    _holds_own_work(turn, island, p) for p in range(len(turn.fragments))
+  )
 
 
 # Opening.
@@ -81,7 +108,11 @@ def _may_open(
 ) -> bool:
   settings = turn.settings
   if settings.mode == LOCK_STEP:
-    return all(x.captured_slot >= slot for x in members)
+    captured = [x.captured_slot >= slot for x in members]
+    return any(captured) and all(
+      done or at_its_end(turn, x)
+      for done, x in zip(captured, members, strict=True)
+    )
   active = [
     x
     for x in members
@@ -278,6 +309,8 @@ def _estimate(turn: Turn, c: m.Contribution, member: s.Member) -> None:
   contribution's travel; a pull is small, so it all counts as the transfer.
   """
   old = turn.get().estimates
+  if member.status != s.ASKED:
+    return  # asked on a connection that is gone
   decay = turn.limits.estimate_decay
   travel = max(0.0, turn.now - member.asked_at - max(0.0, c.held_s))
   turn.set(
@@ -340,10 +373,10 @@ def drop_from_open(turn: Turn, island: int, incarnation: int, why: str) -> None:
     for member in rnd.members:
       if member.island != island or member.incarnation != incarnation:
         continue
-      keeps = why in ('lapsed', 'left') and member.status in (
-        s.CONTRIBUTED,
-        s.INSPECTING,
-      )
+      # What an island has given stays, unless a start will void it.
+      given = member.status in (s.CONTRIBUTED, s.INSPECTING)
+      free = turn.settings.mode == FREE
+      keeps = given and (why == 'left' or (why == 'lapsed' and free))
       if keeps or member.status in (s.DECLINED, s.REFUSED, s.GONE):
         continue
       if member.contribution is not None:
@@ -448,7 +481,7 @@ def _close(turn: Turn, rnd: s.Round, reason: str) -> None:
     global_step=turn.get().global_step,
   )
   if reason != s.EMPTY:
-    merge_next(turn, rnd.fragment)
+    merging.merge_next(turn, rnd.fragment)
 
 
 def _skip_or_retry(turn: Turn, rnd: s.Round) -> None:
@@ -469,178 +502,3 @@ def _count_participation(turn: Turn, rnd: s.Round) -> None:
       continue
     if member.status != s.DECLINED:
       turn.island(island.id, participating=member.status == s.CONTRIBUTED)
-
-
-# Merging.
-
-
-def merge_next(turn: Turn, fragment: int) -> None:
-  """Start the merge of the first closed round of a fragment, one at a time."""
-  mine = [x for x in turn.rounds.values() if x.fragment == fragment]
-  if any(x.phase in (s.MERGING, s.TAPING) for x in mine):
-    return
-  queued = [x for x in mine if x.phase == s.QUEUED]
-  if not queued:
-    return
-  rnd = min(queued, key=lambda x: (x.closed_at, x.id))
-  piece = turn.fragments[fragment]
-  version = m.Version(turn.get().incarnation, piece.version.merges + 1)
-  assert version > piece.version
-  inputs = []
-  for member in rnd.contributed:
-    c = member.contribution
-    assert c is not None and c.c_steps > 0
-    inputs.append(
-      a.MergeInput(
-        island=c.island,
-        weight=c.c_tokens * c.c_tokens / c.c_steps,
-        handle=c.payload,
-      )
-    )
-  turn.round(rnd.id, phase=s.MERGING, version=version)
-  turn.act(
-    a.Merge(
-      round=rnd.id,
-      fragment=fragment,
-      parent=piece.version,
-      version=version,
-      inputs=tuple(inputs),
-    )
-  )
-
-
-def on_merged(turn: Turn, event: a.Merged) -> None:
-  rnd = turn.rounds[event.round]
-  assert rnd.phase == s.MERGING and rnd.version is not None
-  old = turn.get().estimates
-  turn.set(
-    estimates=old._replace(
-      merge_s=schedule.moving(
-        old.merge_s, event.merge_s, turn.limits.estimate_decay
-      )
-    )
-  )
-  rnd = turn.round(
-    rnd.id,
-    phase=s.TAPING,
-    digest_f32=event.digest_f32,
-    digest=event.digest,
-    handle=event.handle,
-  )
-  turn.act(
-    a.WriteTape(key=tape_key(rnd.id), fields=tuple(_line(turn, rnd).items()))
-  )
-
-
-def tape_key(round_id: m.RoundId) -> str:
-  return f'merge:{round_id.incarnation}:{round_id.number}'
-
-
-def _line(turn: Turn, rnd: s.Round) -> dict[str, object]:
-  """The tape line of a merge: what recovery and replay need."""
-  assert rnd.version is not None
-  inputs = []
-  for member in rnd.contributed:
-    c = member.contribution
-    assert c is not None
-    inputs.append(
-      (c.island, c.incarnation, c.capture.number, c.c_steps, c.c_tokens,
-       c.c_tokens * c.c_tokens / c.c_steps)
-    )  # fmt: skip
-  return {
-    'round': rnd.id,
-    'fragment': rnd.fragment,
-    'slot': rnd.slot,
-    'version': rnd.version,
-    'parent': turn.fragments[rnd.fragment].version,
-    'digest_f32': rnd.digest_f32,
-    'digest': rnd.digest,
-    'global_step': turn.get().global_step,
-    'drain': rnd.drain,
-    'reason': rnd.reason,
-    'inputs': tuple(inputs),
-    'left_out': tuple(
-      (x.island, x.why) for x in rnd.members if x.status != s.CONTRIBUTED
-    ),
-    'steps': tuple((x.id, x.step) for x in turn.live()),
-  }
-
-
-def commit(turn: Turn, rnd: s.Round) -> None:
-  """The tape line is durable: the merge counts, and everyone may know."""
-  assert rnd.phase == s.TAPING and rnd.version is not None
-  piece = turn.fragments[rnd.fragment]
-  included = dict(piece.included)
-  size = turn.settings.sizes[rnd.fragment]
-  merged = 0
-  for member in rnd.contributed:
-    c = member.contribution
-    assert c is not None
-    included[c.island] = s.Inclusion(c.incarnation, rnd.version, c.capture)
-    merged += c.c_tokens * size
-    _credit_merged(turn, c, c.c_tokens * size)
-    turn.release(c.payload)
-  turn.release(piece.handle)
-  turn.fragments[rnd.fragment] = piece._replace(
-    version=rnd.version,
-    digest=rnd.digest,
-    handle=rnd.handle,
-    round=rnd.id,
-    slot=max(rnd.slot, piece.slot) if rnd.owner < 0 else rnd.slot,
-    included=included,
-    declined=_with_declined(piece, rnd),
-  )
-  del turn.rounds[rnd.id]
-  _count_merge(turn, rnd, merged)
-  for key in sorted(turn.islands):
-    island = turn.islands[key]
-    if island.status in (s.LAPSED, s.LEFT):
-      continue
-    if rnd.owner >= 0 and not (island.is_evaluator or key == rnd.owner):
-      continue
-    turn.broadcast(island, rnd.fragment)
-  merge_next(turn, rnd.fragment)
-
-
-def _with_declined(
-  piece: s.Fragment, rnd: s.Round
-) -> dict[int, tuple[int, ...]]:
-  assert rnd.version is not None
-  declined = dict(piece.declined)
-  for member in rnd.members:
-    if member.status == s.DECLINED:
-      counts = (*declined.get(member.island, ()), rnd.version.merges)
-      declined[member.island] = counts[-DECLINES_KEPT:]
-  return declined
-
-
-def _credit_merged(turn: Turn, c: m.Contribution, token_params: int) -> None:
-  island = turn.islands.get(c.island)
-  if island is not None and island.incarnation == c.incarnation:
-    turn.island(c.island, merged=island.merged + token_params)
-    return
-  past = tuple(
-    x._replace(merged=x.merged + token_params)
-    if (x.id, x.incarnation) == (c.island, c.incarnation)
-    else x
-    for x in turn.get().past
-  )
-  turn.set(past=past)
-
-
-def _count_merge(turn: Turn, rnd: s.Round, merged: int) -> None:
-  state = turn.get()
-  steps = sum(x.contribution.c_steps for x in rnd.contributed if x.contribution)
-  turn.set(
-    merges=state.merges + 1,
-    merged_token_params=state.merged_token_params + merged,
-    slots_done=state.slots_done + (not rnd.drain),
-    steps_done=state.steps_done + steps / max(1, len(turn.live())),
-    estimates=state.estimates._replace(
-      round_s=schedule.moving(
-        state.estimates.round_s,
-        turn.now - rnd.opened_at,
-        turn.limits.estimate_decay,
-      )
-    ),
-  )

@@ -43,6 +43,7 @@ class Limits:
   captures_max: int = 1  # unresolved captures a fragment
   islands_max: int = 1024
   evaluators_max: int = 64
+  past_max: int = 256  # ended incarnations whose books are kept open
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ event goes to which rule, and how a run starts and ends (section 5.8).
 
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import membership
+from diloco_jax.protocol import merging
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
 from diloco_jax.protocol.settings import FREE
-from diloco_jax.protocol.settings import LOCK_STEP
 from diloco_jax.protocol.turn import Turn
 
 State = s.SyncerState
@@ -35,7 +35,7 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
     case a.Inspected():
       rounds.on_inspected(turn, event)
     case a.Merged():
-      rounds.on_merged(turn, event)
+      merging.on_merged(turn, event)
     case a.TapeWritten():
       _on_tape_written(turn, event.key)
     case a.Exported():
@@ -115,7 +115,8 @@ def _on_timer(turn: Turn, name: str) -> None:
         rounds.ask_members(turn, round_id)
         rounds.evaluate(turn, round_id)
     for key in sorted(turn.islands):
-      if turn.islands[key].sent:
+      island = turn.islands[key]
+      if island.sent and island.status in membership.CONNECTED:
         membership.offer_newest(turn, key)
     _warn_of_pace(turn)
     turn.act(a.SetTimer('tick', turn.now + turn.limits.tick_s))
@@ -199,7 +200,7 @@ def _on_tape_written(turn: Turn, key: str) -> None:
   assert kind == 'merge', key
   rnd = turn.rounds.get(m.RoundId(int(incarnation), int(number)))
   assert rnd is not None, key
-  rounds.commit(turn, rnd)
+  merging.commit(turn, rnd)
 
 
 # End.
@@ -215,12 +216,9 @@ def _maybe_drain(turn: Turn) -> None:
     reason = 'steps'
   elif 0 <= settings.token_budget <= state.tokens_merged:
     reason = 'token_budget'
-  elif settings.mode == LOCK_STEP:
+  elif settings.mode != FREE:
     live = turn.live()
-    if live and all(
-      x.state == m.WAITING and x.slot < 0 and x.step >= settings.steps
-      for x in live
-    ):
+    if live and all(rounds.at_its_end(turn, x) for x in live):
       reason = 'steps'
   if not reason:
     return
@@ -276,14 +274,7 @@ def _on_exported(turn: Turn, digest: str) -> None:
   for key in sorted(turn.islands):
     island = turn.islands[key]
     if island.status != s.LEFT:
-      turn.send(
-        island.peer,
-        m.Finished(
-          reason=state.end_reason,
-          global_step=state.global_step,
-          versions=tuple(x.version for x in turn.fragments),
-        ),
-      )
+      membership.say_finished(turn, island.peer)
 
 
 def _maybe_stop(turn: Turn) -> None:
@@ -294,13 +285,13 @@ def _maybe_stop(turn: Turn) -> None:
   here = [
     x
     for x in turn.islands.values()
-    if x.peer and x.status not in (s.LEFT, s.LAPSED)
+    if x.status not in (s.LEFT, s.LAPSED) and (x.peer or not x.is_evaluator)
   ]
   if here and turn.now < state.ends_at:
     return
   for island in (*state.past, *(turn.islands[k] for k in sorted(turn.islands))):
     if not island.is_evaluator:
-      _note_total(turn, island)
+      membership.note_total(turn, island)
   turn.set(phase=s.FINISHED)
   turn.note(
     'finished',
@@ -310,23 +301,3 @@ def _maybe_stop(turn: Turn) -> None:
     params_digest=state.params_digest,
   )
   turn.act(a.Stop(reason=state.end_reason))
-
-
-def _note_total(turn: Turn, island: s.Island) -> None:
-  lost = island.lost
-  # An island that died may have given steps that it had not reported yet.
-  trained = max(island.trained, island.merged + lost)
-  alive = island in turn.islands.values()
-  turn.note(
-    'island_total',
-    island=island.id,
-    incarnation=island.incarnation,
-    steps=island.step,
-    tokens=island.tokens,
-    trained_token_params=trained,
-    merged_token_params=island.merged,
-    lost_token_params=lost,
-    pending_token_params=trained - island.merged - lost,
-    lost_steps=island.lost_steps,
-    alive=alive,
-  )

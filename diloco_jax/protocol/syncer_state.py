@@ -53,6 +53,7 @@ class Inclusion(NamedTuple):
   incarnation: int  # of the island
   version: m.Version
   capture: m.CaptureId
+  slot: int = -1  # of the round
 
 
 class Fragment(NamedTuple):
@@ -93,6 +94,8 @@ class Island(NamedTuple):
   slot: int = -1
   captured_slot: int = -1
   opened_slot: int = -1  # `each`: newest slot of this island with a round
+  starts: int = 0  # how often it was told to train
+  started_at: float = 0.0  # when it was told last
   participating: bool = False
   offences: int = 0  # refused for bad content, in a row
   trained: int = 0  # token_params, as reported
@@ -194,6 +197,7 @@ class SyncerState(NamedTuple):
   refusals: Mapping[str, int] = {}
   closes: Mapping[str, int] = {}
   warned_pace: bool = False
+  seeder: int = -1  # the island that was asked for Θ(0)
   seeds: Mapping[int, int] = {}  # fragment -> handle, sent by an island
   to_drain: tuple[int, ...] = ()  # fragments not yet asked for
   end_reason: str = ''

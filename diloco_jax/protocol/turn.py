@@ -11,6 +11,7 @@ from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
+from diloco_jax.protocol.settings import EACH
 
 
 class Turn:
@@ -111,7 +112,7 @@ class Turn:
     """
     piece = self.fragments[fragment]
     if (
-      self.settings.mode != 'each'
+      self.settings.mode != EACH
       or island.is_evaluator
       or island.status in (s.ENTERING, s.READY)
     ):
@@ -138,6 +139,9 @@ class Turn:
       else None
     )
     state = self.get()
+    slot = piece.slot
+    if self.settings.mode == EACH and not island.is_evaluator:
+      slot = own.slot if named is not None and own is not None else -1
     self.send(
       island.peer,
       m.Broadcast(
@@ -147,7 +151,7 @@ class Turn:
         fragment=fragment,
         version=piece.version,
         round=piece.round,
-        slot=piece.slot,
+        slot=slot,
         digest=piece.digest,
         named=named,
         global_step=state.global_step,
