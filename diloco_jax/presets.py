@@ -16,6 +16,8 @@ DECOUPLED_DILOCO = 'decoupled_diloco'
 
 # A run below this many global steps is short: diloco then syncs more often.
 SHORT_RUN_STEPS = 10_000
+# Inner steps between two publications of Θ in data_parallel, at most.
+PUBLISH_EVERY_MAX = 50
 
 
 class Preset(NamedTuple):
@@ -43,7 +45,7 @@ class Preset(NamedTuple):
 PRESETS = {
   # Gradients averaged at every step: one island with the whole batch. With
   # one island, lr 1 and no momentum a merge makes Θ that island's parameters,
-  # so H is only how often they are published; see `published_every`.
+  # so H is only how often they are published; see PUBLISH_EVERY_MAX.
   DATA_PARALLEL: Preset(
     fragments=1,
     period=None,
@@ -136,11 +138,6 @@ def default_momentum(period: int) -> float:
   return 0.5 * min(1.0, max(0.0, (period - 8) / 16))
 
 
-def published_every(steps: int) -> int:
-  """Steps after which data_parallel publishes Θ: at most 50, dividing all."""
-  return max(h for h in range(1, min(steps, 50) + 1) if steps % h == 0)
-
-
 def settings_of(name: str, steps: int, period: int | None) -> dict[str, object]:
   """The preset's value of every path in PRESET_PATHS.
 
@@ -153,7 +150,7 @@ def settings_of(name: str, steps: int, period: int | None) -> dict[str, object]:
   if period is None:
     period = preset.period
   if period is None and name == DATA_PARALLEL:
-    period = published_every(steps)
+    period = min(steps, PUBLISH_EVERY_MAX)
   if period is None:
     period = 30 if steps < SHORT_RUN_STEPS else 500
   momentum = preset.momentum

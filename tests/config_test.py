@@ -139,7 +139,7 @@ class PresetTest(parameterized.TestCase):
     dict(
       preset='data_parallel',
       mode=settings.LOCK_STEP,
-      sync=dict(fragments=1, period=1, overlap=0),
+      sync=dict(fragments=1, period=50, overlap=0),
       outer=('sgd', 1.0, 0.0),
     ),
   )  # fmt: skip
@@ -195,7 +195,7 @@ class PresetTest(parameterized.TestCase):
 
   def test_data_parallel_syncs_nothing(self):
     config = changed(preset='data_parallel', sync__period=24, outer__lr=0.5)
-    self.assertEqual(config_lib.resolve(config).sync.period, 1)
+    self.assertEqual(config_lib.resolve(config).sync.period, 50)
     found = problems_of(config, flags=['sync.period', 'preset'])
     self.assertEqual(set(found), {'--config.sync.period'})
 

@@ -38,6 +38,7 @@ UNITS = {
   'config_json': 'config',
   'run_config': 'config',
   'command_line': 'main',
+  'plain_verbs': 'main',
   '__main__': 'main',
 }
 # The facade names things of every level, and imports them when asked for.
@@ -60,10 +61,8 @@ FUNCTION_LINES_MAX = 70
 LONG_FILES = {
   # What an island does on each event; every branch touches the same state.
   'diloco_jax/protocol/island.py': 500,
-  # Who is in: hello, lease, lapse and return are one life cycle.
-  'diloco_jax/protocol/membership.py': 450,
-  # A round from opening to merge, in the three modes that share it.
-  'diloco_jax/protocol/rounds.py': 700,
+  # A round from opening to closing, in the three modes that share it.
+  'diloco_jax/protocol/rounds.py': 520,
 }
 # 'path:function' -> lines, each with its reason.
 LONG_FUNCTIONS: dict[str, int] = {}

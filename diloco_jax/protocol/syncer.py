@@ -5,6 +5,7 @@ event goes to which rule, and how a run starts and ends (section 5.8).
 """
 
 from diloco_jax.protocol import actions as a
+from diloco_jax.protocol import admission
 from diloco_jax.protocol import membership
 from diloco_jax.protocol import merging
 from diloco_jax.protocol import messages as m
@@ -84,9 +85,9 @@ def _on_message(turn: Turn, peer: str, message: m.Message) -> None:
     case m.Declined():
       rounds.on_declined(turn, message)
     case m.Hello():
-      membership.on_hello(turn, peer, message)
+      admission.on_hello(turn, peer, message)
     case m.AskConfig():
-      membership.on_ask_config(turn, peer, message)
+      admission.on_ask_config(turn, peer, message)
     case m.Leave():
       membership.on_leave(turn, message)
     case m.Seed():
