@@ -34,8 +34,8 @@ def _model() -> Section:
     'heads': 4,  # attention heads; width / heads must be whole and even
     'mlp_ratio': 2.75,  # features of the gated MLP / width
     'tie_embeddings': False,  # one matrix for input and output
-    'qk_norm': True,  # normalise queries and keys
-    'rope_theta': 10_000.0,  # base of the rotary wavelengths, positions
+    'qk_norm': False,  # normalise queries and keys, with a learned gain
+    'rope_theta': 100.0,  # base of the rotary wavelengths, positions
     'remat': False,  # recompute layers in the backward pass: memory for time
   }
 
@@ -51,7 +51,7 @@ def _data() -> Section:
 def _inner() -> Section:
   return {
     'optimizer': 'adamw',
-    'lr': 3e-3,  # peak learning rate
+    'lr': 6e-3,  # peak learning rate
     'warmup_steps': 50,  # inner steps of linear warm-up
     'total_steps': placeholder(int),  # inner steps of the cosine; left: `steps`
     'min_lr_ratio': 0.1,  # last learning rate / peak; it stays there

@@ -471,7 +471,7 @@ class JsonTest(absltest.TestCase):
       self.run_config,
       (
         ('sync.period', '24'),
-        ('inner.lr', '0.003'),
+        ('inner.lr', '0.006'),
         ('data.batch', '99'),
         ('launch.runtime', '"threads"'),
         ('seed', '7'),
@@ -567,7 +567,7 @@ class WorkdirTest(absltest.TestCase):
     config_json.save(self.run_config, self.folder)
     self.run_config = config_lib.resolve(changed(inner__lr=0.5, steps=9))
     message = self.message(self.folder)
-    self.assertIn('inner.lr (0.003 there, 0.5 here)', message)
+    self.assertIn('inner.lr (0.006 there, 0.5 here)', message)
     self.assertNotIn('steps', message)
 
   def test_a_run_that_cannot_be_read(self):

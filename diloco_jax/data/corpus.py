@@ -13,9 +13,10 @@ import pathlib
 import sysconfig
 from typing import NamedTuple
 
+import numpy as np
+
 from diloco_jax.errors import Problem
 from diloco_jax.errors import UserError
-import numpy as np
 
 TRAIN = 'train'
 TEST = 'test'
@@ -71,15 +72,14 @@ def _read_text(path: pathlib.Path) -> bytes:
   try:
     data.decode('utf-8')
   except UnicodeDecodeError as e:
-    raise _problem(
-      path, f'byte {e.start} is not UTF-8', 'text in UTF-8'
-    ) from e
+    raise _problem(path, f'byte {e.start} is not UTF-8', 'text in UTF-8') from e
   return data
 
 
-def _read_jsonl(path: pathlib.Path) -> list[tuple[str, bytes]]:
+def _read_jsonl(path: pathlib.Path, name: str) -> list[tuple[str, bytes]]:
   documents = []
-  lines = _read_text(path).decode('utf-8').splitlines()
+  # Not splitlines: a JSON string may hold U+2028 and others as they are.
+  lines = _read_text(path).decode('utf-8').split('\n')
   for number, line in enumerate(lines, start=1):
     if not line.strip():
       continue
@@ -91,7 +91,7 @@ def _read_jsonl(path: pathlib.Path) -> list[tuple[str, bytes]]:
       ) from e
     if not isinstance(text, str):
       raise _problem(path, f'line {number}: text is not a string', 'a string')
-    documents.append((f'{path.name}:{number}', text.encode()))
+    documents.append((f'{name}:{number}', text.encode()))
   return documents
 
 
@@ -101,14 +101,16 @@ def _user_documents(path: pathlib.Path) -> list[tuple[str, bytes]]:
   if path.is_dir():
     documents = []
     for file in sorted(x for x in path.rglob('*') if x.is_file()):
-      name = file.relative_to(path).as_posix()
+      relative = file.relative_to(path)
+      if any(part.startswith('.') for part in relative.parts):
+        continue  # hidden
       if file.suffix == '.jsonl':
-        documents.extend(_read_jsonl(file))
-      elif not name.startswith('.'):
-        documents.append((name, _read_text(file)))
+        documents.extend(_read_jsonl(file, relative.as_posix()))
+      else:
+        documents.append((relative.as_posix(), _read_text(file)))
     return documents
   if path.suffix == '.jsonl':
-    return _read_jsonl(path)
+    return _read_jsonl(path, path.name)
   # A single text: pieces of it stand for files, so that some are held out.
   data = _read_text(path)
   piece = max(1, len(data) // 200)
@@ -138,11 +140,11 @@ def load(path: str = '') -> Corpus:
     parts[TEST if is_held_out(name) else TRAIN] += data
   if path and not (parts[TRAIN] or parts[TEST]):
     raise _problem(pathlib.Path(path), 'no text in it', 'some text')
-  if path and not parts[TEST]:
+  if path and not (parts[TRAIN] and parts[TEST]):
     # Few documents: hold out the tail of the text instead.
-    cut = len(parts[TRAIN]) * (100 - HELD_OUT_PERCENT) // 100
-    parts[TEST] = parts[TRAIN][cut:]
-    parts[TRAIN] = parts[TRAIN][:cut]
+    text = parts[TRAIN] or parts[TEST]
+    cut = len(text) * (100 - HELD_OUT_PERCENT) // 100
+    parts = {TRAIN: text[:cut], TEST: text[cut:]}
   digest = hashlib.sha256(parts[TRAIN])
   digest.update(parts[TEST])
   return Corpus(

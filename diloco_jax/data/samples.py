@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import dataclasses
 from typing import NamedTuple
 
-from diloco_jax.errors import Problem
-from diloco_jax.errors import UserError
 from grain import python as grain
 import numpy as np
+
+from diloco_jax.errors import Problem
+from diloco_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,14 @@ import math
 import re
 from typing import Any
 
-from diloco_jax.errors import Problem
-from diloco_jax.errors import UserError
 import jax
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
+
+from diloco_jax.errors import Problem
+from diloco_jax.errors import UserError
 
 AXES = ('data', 'fsdp', 'tensor', 'expert')
 BATCH_AXES = ('data', 'fsdp')
@@ -40,10 +41,11 @@ def axis_sizes(options: MeshOptions, devices: int) -> tuple[int, ...]:
   Raises:
     UserError: the mesh does not divide the devices.
   """
-  fixed = math.prod(size for size in options.sizes if size != -1)
-  open_axes = sum(size == -1 for size in options.sizes)
-  rest = devices // fixed if fixed > 0 else 0
-  whole = fixed > 0 and devices % fixed == 0 and open_axes <= 1
+  given = [size for size in options.sizes if size != -1]
+  open_axes = len(options.sizes) - len(given)
+  fixed = math.prod(given)
+  possible = all(size >= 1 for size in given) and open_axes <= 1
+  whole = possible and devices % fixed == 0
   if not whole or (open_axes == 0 and fixed != devices):
     shape = ' x '.join(
       f'{axis}={size}' for axis, size in zip(AXES, options.sizes, strict=True)
@@ -58,6 +60,7 @@ def axis_sizes(options: MeshOptions, devices: int) -> tuple[int, ...]:
         )
       ]
     )
+  rest = devices // fixed
   return tuple(rest if size == -1 else size for size in options.sizes)
 
 
@@ -81,6 +84,21 @@ def _spec(name: str, rank: int, rules: Rules) -> PartitionSpec:
   return PartitionSpec()  # no rule: every device holds the whole
 
 
+def _indivisible(
+  name: str, shape: tuple[int, ...], spec: PartitionSpec, mesh: Mesh
+) -> list[Problem]:
+  return [
+    Problem(
+      f'mesh.{axis}',
+      str(mesh.shape[axis]),
+      f'a divisor of {size}, a dimension of {name} {tuple(shape)}',
+      f'choose another mesh.{axis}, or another width of the model',
+    )
+    for size, axis in zip(shape, spec, strict=False)
+    if axis is not None and size % mesh.shape[axis]
+  ]
+
+
 def param_shardings(shapes: Any, mesh: Mesh, rules: Rules) -> Any:
   """A NamedSharding for every parameter.
 
@@ -98,16 +116,7 @@ def param_shardings(shapes: Any, mesh: Mesh, rules: Rules) -> Any:
   def choose(path: Any, leaf: Any) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     spec = _spec(name, len(leaf.shape), rules)
-    for size, axis in zip(leaf.shape, spec, strict=False):
-      if axis is not None and size % mesh.shape[axis]:
-        problems.append(
-          Problem(
-            f'mesh.{axis}',
-            str(mesh.shape[axis]),
-            f'a divisor of {size}, a dimension of {name} {tuple(leaf.shape)}',
-            f'choose another mesh.{axis}, or another width of the model',
-          )
-        )
+    problems.extend(_indivisible(name, leaf.shape, spec, mesh))
     return NamedSharding(mesh, spec)
 
   chosen = jax.tree_util.tree_map_with_path(choose, shapes)
@@ -162,3 +171,21 @@ def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
         )
       ]
     )
+
+
+def fit(
+  shapes: Any, mesh: Mesh, rules: Rules, batch: int, accumulate: int
+) -> Any:
+  """`param_shardings` and `check_batch`, with the problems of both at once."""
+  problems: list[Problem] = []
+  try:
+    check_batch(batch, accumulate, mesh)
+  except UserError as e:
+    problems.extend(e.problems)
+  try:
+    chosen = param_shardings(shapes, mesh, rules)
+  except UserError as e:
+    problems.extend(e.problems)
+  if problems:
+    raise UserError(problems)
+  return chosen

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 import dataclasses
+import math
 from typing import Any
 
-from diloco_jax.island import sharding
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -12,13 +12,15 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import optax
 
+from diloco_jax.island import sharding
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InnerOptions:
   """The inner optimizer and its schedule."""
 
   optimizer: str = 'adamw'
-  lr: float = 3e-3  # peak
+  lr: float = 6e-3  # peak
   warmup_steps: int = 50
   total_steps: int = 600  # of the cosine; the rate stays at its end after
   min_lr_ratio: float = 0.1  # end of the cosine, in lr
@@ -32,14 +34,21 @@ class InnerOptions:
 
 
 def schedule(options: InnerOptions) -> optax.Schedule:
-  """Linear warm-up, cosine decay, then constant; by inner step index."""
-  return optax.warmup_cosine_decay_schedule(
-    init_value=0.0,
-    peak_value=options.lr,
-    warmup_steps=options.warmup_steps,
-    decay_steps=max(options.total_steps, options.warmup_steps + 1),
-    end_value=options.lr * options.min_lr_ratio,
-  )
+  """Linear warm-up, cosine decay, then constant; by inner step index.
+
+  On the host, in plain floats: asking a device for the rate would wait for
+  the steps that it has not finished.
+  """
+  low = options.lr * options.min_lr_ratio
+  decay = max(1, options.total_steps - options.warmup_steps)
+
+  def rate(index: int) -> float:
+    if index < options.warmup_steps:
+      return options.lr * index / options.warmup_steps
+    done = min(1.0, (index - options.warmup_steps) / decay)
+    return low + (options.lr - low) * (1 + math.cos(math.pi * done)) / 2
+
+  return rate
 
 
 def decayed(params: Any) -> Any:
@@ -85,15 +94,14 @@ class Trainer:
     self._inner = inner
     self._seed = seed
     self.mesh = sharding.make_mesh(mesh_options, devices)
-    sharding.check_batch(batch_size, inner.accumulate, self.mesh)
     own = getattr(task, 'inner_optimizer', None)
     self._tx = own(inner) if own is not None else inner_optimizer(inner)
     self._rate = schedule(inner)
     rules = getattr(task, 'sharding_rules', dict)()
     key = jax.random.key(seed)
     self.param_shapes, self._state_shapes = jax.eval_shape(task.init, key)
-    self.param_shardings = sharding.param_shardings(
-      self.param_shapes, self.mesh, rules
+    self.param_shardings = sharding.fit(
+      self.param_shapes, self.mesh, rules, batch_size, inner.accumulate
     )
     replicated = NamedSharding(self.mesh, PartitionSpec())
     opt_shapes = jax.eval_shape(self._tx.init, self.param_shapes)
@@ -128,9 +136,9 @@ class Trainer:
       out_shardings=(self.param_shardings, self._state_shardings),
     )
     params, self._state = make(jax.random.key(self._seed))
-    self._opt_state = jax.jit(
-      self._tx.init, out_shardings=self._opt_shardings
-    )(params)
+    self._opt_state = jax.jit(self._tx.init, out_shardings=self._opt_shardings)(
+      params
+    )
     key = jax.random.fold_in(jax.random.key(self._seed), 1)
     self._key = jax.device_put(key, self._replicated)
     return params
@@ -247,8 +255,13 @@ class Trainer:
     if parts == 1:
       (loss, state), grads = value_and_grad(params, state, batch, key)
       return grads, state, loss
+    # Part p takes rows p, p + parts, ...: each part is spread over all devices,
+    # as the batch is.
     split = jax.tree.map(
-      lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch
+      lambda x: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(
+        0, 1
+      ),
+      batch,
     )
 
     def add(carry: Any, part: Any) -> tuple[Any, None]:

@@ -10,6 +10,13 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+# Deviation of what enters the first layer. Much less, and the first layers'
+# outputs would drown the tokens.
+EMBEDDING_SCALE = 0.5
+# Of the head, in 1 / sqrt(D): the first logits are small, the first loss near
+# that of the uniform distribution.
+HEAD_SCALE = 0.1
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
@@ -21,8 +28,8 @@ class ModelOptions:
   heads: int = 4  # H
   mlp_ratio: float = 2.75  # width of the gated MLP, in D
   tie_embeddings: bool = False  # one matrix for input and output
-  qk_norm: bool = True  # normalise queries and keys
-  rope_theta: float = 10_000.0  # base of the rotary wavelengths
+  qk_norm: bool = False  # normalise queries and keys, with a learned gain
+  rope_theta: float = 100.0  # base of the rotary wavelengths
   remat: bool = False  # recompute layers in the backward pass
 
   @property
@@ -34,7 +41,7 @@ def rotate(x_BxLxHxK: jax.Array, theta: float) -> jax.Array:
   """Rotary positions: pairs (k, k + K/2) turn by L / theta^(2k/K)."""
   length, half = x_BxLxHxK.shape[1], x_BxLxHxK.shape[-1] // 2
   rates = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = jnp.arange(length, dtype=jnp.float32)[:, None] * rates
+  angles = jnp.outer(jnp.arange(length, dtype=jnp.float32), rates)
   cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
   first, second = jnp.split(x_BxLxHxK.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate(
@@ -43,12 +50,11 @@ def rotate(x_BxLxHxK: jax.Array, theta: float) -> jax.Array:
   return turned.astype(x_BxLxHxK.dtype)
 
 
-def rms_normalize(x: jax.Array, scale: jax.Array | None = None) -> jax.Array:
-  """x / rms(x) over the last axis, in f32; times `scale` where given."""
+def rms_normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
+  """x / rms(x) * scale over the last axis, in f32."""
   wide = x.astype(jnp.float32)
   wide = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)
-  if scale is not None:
-    wide = wide * scale
+  wide = wide * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
   return wide.astype(x.dtype)
 
 
@@ -82,6 +88,10 @@ class Attention(nnx.Module):
     self.output = _matrix(
       rngs.params(), width, width, (2 * options.depth) ** -0.5
     )
+    if options.qk_norm:
+      # Without gains no score could exceed sqrt(K).
+      self.query_norm = RMSNorm(width // options.heads)
+      self.key_norm = RMSNorm(width // options.heads)
 
   def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
     options = self.options
@@ -94,11 +104,11 @@ class Attention(nnx.Module):
 
     q, k, v = project(self.query), project(self.key), project(self.value)
     if options.qk_norm:
-      q, k = rms_normalize(q), rms_normalize(k)
+      q, k = self.query_norm(q), self.key_norm(k)
     q, k = rotate(q, options.rope_theta), rotate(k, options.rope_theta)
     scores = jnp.einsum('blhk,bmhk->bhlm', q, k).astype(jnp.float32)
     scores = scores * heads[-1] ** -0.5
-    causal = jnp.tril(jnp.ones((length, length), bool))
+    causal = jnp.tril(jnp.ones((1, 1, length, length), bool))
     scores = jnp.where(causal, scores, -1e30)
     att_BxHxLxL = jax.nn.softmax(scores, axis=-1).astype(dtype)
     mixed = jnp.einsum('bhlm,bmhk->blhk', att_BxHxLxL, v)
@@ -142,19 +152,21 @@ class Transformer(nnx.Module):
 
   def __init__(self, options: ModelOptions, rngs: nnx.Rngs):
     self.options = options
+    # A tied matrix is multiplied by sqrt(D) on the way in.
+    deviation = EMBEDDING_SCALE
+    if options.tie_embeddings:
+      deviation *= options.width**-0.5
     self.embed = nnx.Param(
-      0.02
+      deviation
       * jax.random.normal(
         rngs.params(), (options.vocab, options.width), jnp.float32
       )
     )
-    self.layers = nnx.List(
-      [Layer(options, rngs) for _ in range(options.depth)]
-    )
+    self.layers = nnx.List([Layer(options, rngs) for _ in range(options.depth)])
     self.norm = RMSNorm(options.width)
     if not options.tie_embeddings:
       self.lm_head = _matrix(
-        rngs.params(), options.width, options.vocab, 1.0
+        rngs.params(), options.width, options.vocab, HEAD_SCALE
       )
 
   def __call__(

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 import functools
 from typing import Any
 
-from diloco_jax.data import corpus
-from diloco_jax.data import samples
-from diloco_jax.models import transformer
 from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from diloco_jax.data import corpus
+from diloco_jax.data import samples
+from diloco_jax.models import transformer
 
 SAMPLE_PROMPT = b'def '
 SAMPLE_TEMPERATURE = 0.7
@@ -31,9 +32,7 @@ class LanguageModelTask:
     self.data = data
     self._seed = seed
     self._graph, _ = nnx.split(
-      nnx.eval_shape(
-        lambda: transformer.Transformer(model, nnx.Rngs(params=0))
-      )
+      nnx.eval_shape(lambda: transformer.Transformer(model, nnx.Rngs(params=0)))
     )
 
   def init(self, key: jax.Array) -> tuple[Any, Any]:
