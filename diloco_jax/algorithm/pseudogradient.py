@@ -59,12 +59,14 @@ def _norms(tensors: Sequence[jax.Array], w: jax.Array) -> jax.Array:
   """[M] 2-norms, reading each tensor once unless squares leave f32."""
   squares = jnp.stack([_square_sum(x) for x in tensors])
   inside = (squares > SQUARES_MIN) & jnp.isfinite(squares)
-  norms: jax.Array = lax.cond(
+  norms = lax.cond(
     jnp.all(inside | (w == 0)),
     lambda: jnp.sqrt(squares),
     lambda: jnp.stack([_scaled_norm(x) for x in tensors]),
   )
-  return norms
+  # Of a tensor without weight the norm may be infinite, and 0 times that is
+  # no number: it must not touch the others.
+  return jnp.where(w > 0, norms, 0.0)
 
 
 @jax.jit
@@ -127,4 +129,6 @@ def radial_directional_mean(
   Reference: Decoupled DiLoCo (arXiv 2604.21428), section 3.2.
   """
   w = _normalized(weights)
+  if len(deltas) == 1:  # that contribution, to the last bit
+    return jax.tree.map(lambda x: _mean((x,), w), *deltas)
   return jax.tree.map(lambda *x: _radial_directional(x, w), *deltas)

@@ -24,6 +24,10 @@ def on_device(tree):
   return {name: jnp.array(value) for name, value in tree.items()}
 
 
+def addresses(tree):
+  return sorted(x.unsafe_buffer_pointer() for x in jax.tree.leaves(tree))
+
+
 def oracle_merged(vectors, weights, plain):
   weights = np.float64(weights) / np.sum(weights)
   vectors = [np.float64(v) for v in vectors]
@@ -117,12 +121,26 @@ class MergeTest(parameterized.TestCase):
     deltas = [on_device(random_tree(rng)) for _ in range(2)]
     weights = jnp.ones(2)
     merge = A.make_merge(tx, MARKS)
+    before = addresses((theta, state))
     new_theta, new_state = merge(theta, state, deltas, weights)
+    # Not only given away but used again.
+    self.assertEqual(addresses((new_theta, new_state)), before)
     for leaf in jax.tree.leaves((theta, state)):
       self.assertTrue(leaf.is_deleted())
     for leaf in jax.tree.leaves((new_theta, new_state, deltas, weights)):
       self.assertFalse(leaf.is_deleted())
     self.assertEqual(jax.tree.structure(state), jax.tree.structure(new_state))
+
+  def test_compiles_once_for_each_number_of_contributions(self):
+    rng = np.random.default_rng(0)
+    tx = A.outer_optimizer(1.0, 0.5)
+    merge = A.make_merge(tx, MARKS)
+    theta = on_device(random_tree(rng))
+    state = tx.init(theta)
+    for m in (2, 3, 2, 3):
+      deltas = tuple(on_device(random_tree(rng)) for _ in range(m))
+      theta, state = merge(theta, state, deltas, jnp.arange(1.0, 1.0 + m))
+    self.assertEqual(merge._cache_size(), 2)
 
   @parameterized.parameters('rda', 'mean')
   def test_absent_contributions_change_nothing(self, rule):

@@ -96,7 +96,28 @@ class MeansTest(parameterized.TestCase):
     for mean in (A.weighted_mean, A.radial_directional_mean):
       result = mean(deltas, [1234.5])
       for name, value in deltas[0].items():
-        np.testing.assert_allclose(result[name], value, rtol=1e-6)
+        np.testing.assert_array_equal(result[name], value)
+
+  @parameterized.parameters(1e-18, 1e-3, 1.0, 1e18, 1e30)
+  def test_one_island_among_absent_ones(self, scale):
+    (one,) = random_deltas(1, scale=scale)
+    (absent,) = random_deltas(1, seed=9)
+    result = A.radial_directional_mean([absent, one, absent], [0, 7, 0])
+    for name, value in one.items():
+      np.testing.assert_allclose(result[name], value, rtol=1e-6)
+
+  @parameterized.parameters(0.0, 1e-30, 1e20, 3e38)
+  def test_weight_zero_is_absence(self, size):
+    """Also where the norm of the absent one is beyond f32."""
+    deltas = random_deltas(2)
+    absent = {name: np.full(x, size, 'f4') for name, x in SHAPES.items()}
+    for mean in (A.weighted_mean, A.radial_directional_mean):
+      expected = mean(deltas, [1, 3])
+      result = mean([deltas[0], absent, deltas[1]], [1, 0, 3])
+      for name in SHAPES:
+        np.testing.assert_allclose(
+          result[name], expected[name], rtol=1e-6, atol=1e-7
+        )
 
   @parameterized.parameters(2, 4, 8)
   def test_orthogonal_keep_their_norm(self, m):
