@@ -112,7 +112,7 @@ class ClientEndpoint:
       while not peer.over and not self._closing:
         trouble = peer.trouble()
         if trouble:
-          peer.reason = trouble
+          peer.reason, peer.failed = trouble, True
           return
         self._changed.wait(WATCH_EVERY_S)
       if self._closing:
@@ -164,7 +164,8 @@ class ClientEndpoint:
     self, peer: grpc_peer.Peer, stream: str, reason: str, failed: bool = False
   ) -> None:
     with self._changed:
-      peer.reason = peer.reason or reason
+      if not peer.reason or (failed and not peer.failed):
+        peer.reason = reason
       peer.failed |= failed
       peer.ended.add(stream)
       self._changed.notify_all()

@@ -27,7 +27,7 @@ class Peer:
     self.ended: set[str] = set()  # streams that ended as they should
     self.failed = False  # a stream has ended as it should not
     self.gone = False  # nothing of it is delivered any more
-    self.reason = ''  # why it is gone; the first one counts
+    self.reason = ''  # why it ended; a failure counts more than an end
     self.bytes_in = dict.fromkeys(STREAMS, 0)  # each by its own thread
     self.heard_at = time.monotonic()
     self._options = options

@@ -205,7 +205,7 @@ class ServerEndpoint:
       peer.ended.add(stream)
       both = len(peer.ended) == len(STREAMS)
     if both:
-      self._drop(peer, reason)
+      self._drop(peer, peer.reason)
 
   def _drop(self, peer: _Session, reason: str) -> None:
     with self._lock:
@@ -215,7 +215,7 @@ class ServerEndpoint:
       del self._peers[peer.name], self._sessions[peer.key]
       self._traffic_gone = grpc_peer.add(self._traffic_gone, peer.traffic())
       if peer.whole.is_set():
-        self._inbox.put(base.PeerDown(peer.name, peer.reason or reason))
+        self._inbox.put(base.PeerDown(peer.name, reason))
     peer.whole.set()
     peer.close()
 
