@@ -29,15 +29,17 @@ import time
 import grpc as grpc_library
 import numpy as np
 
-from diloco_jax.protocol import messages as m
-from diloco_jax.transport import base
-from diloco_jax.transport import grpc
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from diloco_jax.protocol import messages as m  # noqa: E402
+from diloco_jax.transport import base  # noqa: E402
+from diloco_jax.transport import grpc  # noqa: E402
 
 TOKEN = 'bench'
 MIB = 1 << 20
 AIMS = {16: 0.3, 64: 0.4, 256: 0.4}  # of raw TCP, by MiB
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'transport.jsonl'
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300.0
 TCP, OURS, TLS = 'tcp', 'ours', 'ours_tls'
 
@@ -255,13 +257,11 @@ def run(args: argparse.Namespace, folder: pathlib.Path) -> None:
     cert, key = certificate(folder)
     given[TLS] = {'tls_cert': cert, 'tls_key': key}
     client_options[TLS] = base.TransportOptions(tls_ca=cert)
-  environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
   child = subprocess.Popen(
     [sys.executable, __file__, '--receiver', json.dumps(given)],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     text=True,
-    env=environment,
   )
   with child:
 
@@ -280,11 +280,15 @@ def run(args: argparse.Namespace, folder: pathlib.Path) -> None:
     child.stdin.close()
   rows = summarize(records)
   print_table(rows)
+  load = os.getloadavg()[0]
+  if load > (os.cpu_count() or 1):
+    print(f'load {load:.1f}: others compete for the cores, which favours the')
+    print('way with more threads; of these figures only CPU-s/GiB says much')
   if args.out:
     out = {
       'when': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'),
       'cores': os.cpu_count(),
-      'load': os.getloadavg()[0],
+      'load': load,
       'python': platform.python_version(),
       'grpc': grpc_library.__version__,
       'summary': rows,

@@ -98,7 +98,7 @@ class FramesTest(parameterized.TestCase):
     ('infinity', frame(1, plain(loss=float('inf'))), 'Infinity'),
     ('overflow', frame(1, plain(loss=12345).replace(b'12345', b'1e999')),
      'finite'),
-    ('no_float', frame(1, plain(step_time_s=10**400)), 'too large'),
+    ('no_float', frame(1, plain(step_time_s=10**400)), 'step_time_s|too large'),
     ('big_integer', frame(1, plain(step=10**400)), 'out of range'),
     ('digits', frame(1, b'1' * 5000), 'not JSON'),
     ('no_message', frame(1, b'[]'), 'expected a message'),
