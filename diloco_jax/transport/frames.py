@@ -119,8 +119,8 @@ def _keep_freed_memory() -> None:
   """Make glibc keep what is freed, for the frames that come next.
 
   At first it gives blocks of a frame's size back to the system, which costs a
-  page fault for every page of every frame: a seventh of all CPU time of a
-  transfer. It stops once a larger block has been freed, up to 32 MiB. Nothing
+  page fault for every page of every frame: about a tenth of the CPU time of
+  a transfer. It stops once a larger block has been freed, up to 32 MiB. Nothing
   is written, so no page of this one is ever touched.
   """
   bytes(31 << 20)

@@ -282,8 +282,8 @@ def run(args: argparse.Namespace, folder: pathlib.Path) -> None:
   print_table(rows)
   load = os.getloadavg()[0]
   if load > (os.cpu_count() or 1):
-    print(f'load {load:.1f}: others compete for the cores, which favours the')
-    print('way with more threads; of these figures only CPU-s/GiB says much')
+    print(f'load {load:.1f}: others compete for the cores, which distorts the')
+    print('ratios both ways; of these figures only CPU-s/GiB says much')
   if args.out:
     out = {
       'when': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'),
