@@ -3,7 +3,6 @@
 A failure names its seed and mode; `run_seed(seed, mode)` runs it again.
 """
 
-import dataclasses
 import functools
 from unittest import mock
 
@@ -13,6 +12,7 @@ from absl.testing import parameterized
 from diloco_jax.protocol import adoption
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import syncer_state as s
+from diloco_jax.protocol import turn
 from tests.protocol import chaos_checks
 from tests.protocol import chaos_ledger
 from tests.protocol import chaos_plan
@@ -41,6 +41,14 @@ class ChaosTest(parameterized.TestCase):
   @parameterized.parameters(*range(20))
   def test_free(self, seed):
     world_of(seed)
+
+  @parameterized.parameters(*range(20))
+  def test_lock_step(self, seed):
+    run_seed(seed, 'lock_step')
+
+  @parameterized.parameters(*range(6, 26))
+  def test_each(self, seed):
+    run_seed(seed, 'each')
 
 
 class TraceTest(absltest.TestCase):
@@ -71,10 +79,10 @@ class TraceTest(absltest.TestCase):
 class ChecksCanFailTest(absltest.TestCase):
   """Each rule left out is found by some of the seeds."""
 
-  def assertFound(self, message, seeds=range(40), adopt='rebase'):
-    for seed in seeds:
+  def assertFound(self, message, mode='free', adopt='rebase'):
+    for seed in range(40):
       try:
-        run_seed(seed, 'free', adopt)
+        run_seed(seed, mode, adopt)
       except AssertionError as error:
         self.assertRegex(str(error), message)
         return
@@ -95,13 +103,9 @@ class ChecksCanFailTest(absltest.TestCase):
     with mock.patch.object(adoption, '_resolves', return_value=True):
       self.assertFound('still offers|counts')
 
-  def test_leases_that_never_end(self):
-    with mock.patch.object(
-      chaos_plan,
-      'LIMITS',
-      dataclasses.replace(chaos_plan.LIMITS, lease_s=1e9),
-    ):
-      self.assertFound('stuck')
+  def test_not_repeating_what_was_lost(self):
+    with mock.patch.object(turn.Turn, 'resend_after', return_value=1e9):
+      self.assertFound('stuck', 'lock_step')
 
 
 class LedgerTest(absltest.TestCase):

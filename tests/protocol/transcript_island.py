@@ -16,6 +16,7 @@ class IslandPlayer(Player):
     self.handles = 0
     self.stages, self.encodes = {}, {}
     self.who = (0, 1)
+    self.starts = 0
 
   def verbs(self):
     return {
@@ -69,8 +70,9 @@ class IslandPlayer(Player):
       )
     )
 
-  def begin(self, *, slot=0, stop_step=-1):
-    """A Start message."""
+  def begin(self, *, slot=0, stop_step=-1, again=''):
+    """A Start message; again=yes: a copy of the last one's number."""
+    self.starts += not again
     self.receive(
       m.Start(
         island=self.who[0],
@@ -82,6 +84,7 @@ class IslandPlayer(Player):
         due_step=-1,
         stop_step=int(stop_step),
         samples=m.SampleRange(0, 1, 0, -1),
+        seq=self.starts,
       )
     )
 
