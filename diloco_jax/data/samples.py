@@ -1,5 +1,7 @@
 """Batches of windows of text, from a lease, with a saveable position.
 
+Shapes in names: B windows in a batch, S tokens predicted in a window.
+
 Sample i of a run is a window of the text; every epoch is another seeded
 permutation of all windows. Lane m of a run owns the samples i with
 i % lanes == m, so islands never train on the same sample in one epoch.
@@ -7,6 +9,7 @@ i % lanes == m, so islands never train on the same sample in one epoch.
 
 from collections.abc import Iterator
 import dataclasses
+import math
 from typing import NamedTuple
 
 from grain import python as grain
@@ -64,7 +67,11 @@ def _check_size(windows: Windows, needed: int) -> None:
 
 
 class Samples(Iterator[dict[str, np.ndarray]]):
-  """Training batches of one lease: {'tokens': [B, S + 1] int32}."""
+  """Training batches of one lease: {'tokens': [B, S + 1] int32}.
+
+  `position` is the next sample of the lane: a lease that begins there, or
+  setting it, goes on with the same batches.
+  """
 
   def __init__(
     self,
@@ -96,12 +103,56 @@ class Samples(Iterator[dict[str, np.ndarray]]):
     return {'tokens': np.stack(rows).astype(np.int32)}
 
 
-def in_order(
-  text: np.ndarray, options: DataOptions
+SUBSET_TOKENS = 65_536  # of a quick look at the held-out text
+
+
+def held_out(
+  text: np.ndarray, options: DataOptions, tokens: int = -1
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Every whole batch of a held-out text, once, in order."""
-  windows = Windows(text, options.sequence)
-  _check_size(windows, options.batch)
-  for start in range(0, len(windows) - options.batch + 1, options.batch):
-    rows = [windows[k] for k in range(start, start + options.batch)]
-    yield {'tokens': np.stack(rows).astype(np.int32)}
+  """Batches of held-out text: each byte but the first is predicted once.
+
+  The order is fixed and spreads over the text, so that any first batches are
+  a fair sample of it; it depends on neither seed nor batch size.
+
+  Args:
+    text: [bytes] uint8.
+    options: window and batch.
+    tokens: stop when this many are predicted, rounded up to whole windows;
+      SUBSET_TOKENS for a quick look; -1: all of them.
+
+  Yields:
+    {'tokens': [B, S + 1] int32, 'mask': [B, S] bool}. Every batch has the
+    same shape; what only fills up the end of the text, or the last batch, is
+    masked.
+
+  Raises:
+    UserError: no byte to predict.
+  """
+  sequence, batch = options.sequence, options.batch
+  predicted = len(text) - 1
+  if predicted < 1:
+    _check_size(Windows(text, sequence), 1)
+  windows = -(-predicted // sequence)
+  wanted = windows if tokens < 0 else min(windows, -(-tokens // sequence))
+  stride = _spreading_stride(windows)
+  for first in range(0, wanted, batch):
+    tokens_BxS1 = np.zeros((batch, sequence + 1), np.int32)
+    mask_BxS = np.zeros((batch, sequence), bool)
+    for row, k in enumerate(range(first, min(first + batch, wanted))):
+      start = k * stride % windows * sequence
+      piece = text[start : start + sequence + 1]
+      tokens_BxS1[row, : len(piece)] = piece
+      mask_BxS[row, : len(piece) - 1] = True
+    yield {'tokens': tokens_BxS1, 'mask': mask_BxS}
+
+
+def _spreading_stride(count: int) -> int:
+  """A step that visits each of `count` places once, evenly from the start.
+
+  The golden section's multiples fill a circle most evenly; a neighbour of it
+  that has no divisor in common with `count` comes back only at the end.
+  """
+  stride = max(1, round(count * (5**0.5 - 1) / 2))
+  while math.gcd(stride, count) != 1:
+    stride += 1
+  return stride

@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 from flax import nnx
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +15,16 @@ from diloco_jax.data import corpus
 from diloco_jax.data import samples
 from diloco_jax.models import transformer
 
-SAMPLE_PROMPT = b'def '
+SAMPLE_PROMPT = 'def '
 SAMPLE_TEMPERATURE = 0.7
+# A sampled text is written in a buffer of a multiple of this many bytes, so
+# that prompts of different lengths share one compiled program.
+BUFFER_BYTES = 128
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+  """Layers are numbered by strings: a checkpoint knows no other keys."""
+  return tuple(str(part) for part in path)
 
 
 class LanguageModelTask:
@@ -31,57 +40,70 @@ class LanguageModelTask:
     self.model = model
     self.data = data
     self._seed = seed
-    self._graph, _ = nnx.split(
+    self._graph, self._abstract = nnx.split(
       nnx.eval_shape(lambda: transformer.Transformer(model, nnx.Rngs(params=0)))
     )
 
   def init(self, key: jax.Array) -> tuple[Any, Any]:
     """Parameters as nested dicts of f32 arrays; no other state."""
     module = transformer.Transformer(self.model, nnx.Rngs(params=key))
-    return nnx.to_pure_dict(nnx.state(module, nnx.Param)), {}
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    params = {_names(path): variable[...] for path, variable in flat}
+    return traverse_util.unflatten_dict(params), {}
+
+  def module(self, params: Any) -> transformer.Transformer:
+    """The Flax module with these parameters in it."""
+    # By name: lists of ten and more layers are in another order as strings.
+    flat = traverse_util.flatten_dict(params)
+    state = nnx.map_state(
+      lambda path, variable: variable.replace(flat[_names(path)]),
+      self._abstract,
+    )
+    return nnx.merge(self._graph, state)
 
   def logits(
     self, params: Any, tokens_BxL: jax.Array, dtype: Any = jnp.float32
   ) -> jax.Array:
     """[B, L, V] f32."""
-    state = nnx.eval_shape(
-      lambda: nnx.state(
-        transformer.Transformer(self.model, nnx.Rngs(params=0)), nnx.Param
-      )
-    )
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(self._graph, state)(tokens_BxL, dtype)
+    return self.module(params)(tokens_BxL, dtype)
 
   def loss(
     self, params: Any, state: Any, batch: Any, key: jax.Array, train: bool
   ) -> tuple[jax.Array, tuple[Any, dict[str, jax.Array]]]:
-    """Mean cross-entropy in nats a byte.
+    """Mean cross-entropy in nats a byte, of those in the batch's mask.
 
     Matrices are multiplied in the dtype of the parameters: the trainer casts
     them where mixed precision is asked for.
     """
     del key, train
     tokens = batch['tokens']
-    dtype = params['layers'][0]['attention']['query'].dtype
+    dtype = params['embed'].dtype
     logits = self.logits(params, tokens[:, :-1], dtype)
     targets = tokens[:, 1:]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    hits = jnp.argmax(logits, axis=-1) == targets
-    metrics = {'accuracy': jnp.mean(hits.astype(jnp.float32))}
-    return jnp.mean(losses), (state, metrics)
+    hits = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
+    mask = batch.get('mask')
+    metrics = {'accuracy': jnp.mean(hits, where=mask)}
+    return jnp.mean(losses, where=mask), (state, metrics)
 
   def batches(
     self, split: str, lease: samples.Lease | None
   ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of a lease for training; the held-out set once, in order."""
+    """Batches of a lease for training; the held-out text once.
+
+    Any first batches of the held-out text are a fair and fixed sample of it,
+    see `samples.held_out`.
+    """
     text = corpus.load(self.data.path).split(split)
     if split == corpus.TEST:
-      return samples.in_order(text, self.data)
+      return samples.held_out(text, self.data)
     assert lease is not None
     return samples.Samples(text, self.data, lease, self._seed)
 
   def batch_tokens(self, batch: Any) -> int:
     """Bytes that are predicted."""
+    if 'mask' in batch:
+      return int(np.sum(batch['mask']))
     rows, length = batch['tokens'].shape
     return int(rows * (length - 1))
 
@@ -97,29 +119,59 @@ class LanguageModelTask:
       r'scale$': (None,),
     }
 
-  def sample(self, params: Any, count: int, key: jax.Array) -> str:
-    """Text that the model writes after SAMPLE_PROMPT, `count` bytes long."""
-    length = max(count, len(SAMPLE_PROMPT) + 1)
-    buffer = np.zeros((1, length), np.int32)
-    buffer[0, : len(SAMPLE_PROMPT)] = np.frombuffer(SAMPLE_PROMPT, np.uint8)
-    written = _write(self, params, jnp.asarray(buffer), key)
-    return bytes(np.asarray(written[0], np.uint8)).decode('utf-8', 'replace')
+  def sample(
+    self,
+    params: Any,
+    count: int,
+    key: jax.Array,
+    *,
+    prompt: str = SAMPLE_PROMPT,
+    temperature: float = SAMPLE_TEMPERATURE,
+  ) -> str:
+    """The prompt, and `count` bytes that the model writes after it.
+
+    Args:
+      params: of the model.
+      count: bytes to write.
+      key: of the draws.
+      prompt: not empty.
+      temperature: divides the logits; 0: always the likeliest byte.
+    """
+    start = prompt.encode()
+    assert start, 'the model needs a byte to begin with'
+    end = len(start) + count
+    buffer = np.zeros(-(-end // BUFFER_BYTES) * BUFFER_BYTES, np.int32)
+    buffer[: len(start)] = np.frombuffer(start, np.uint8)
+    written = _write(
+      self, params, buffer, len(start), end, key, np.float32(temperature)
+    )
+    return bytes(np.asarray(written[:end], np.uint8)).decode(errors='replace')
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _write(
-  task: LanguageModelTask, params: Any, buffer: jax.Array, key: jax.Array
+  task: LanguageModelTask,
+  params: Any,
+  text: jax.Array,
+  start: jax.Array,
+  end: jax.Array,
+  key: jax.Array,
+  temperature: jax.Array,
 ) -> jax.Array:
-  """Fill the buffer from the prompt's end on, one byte at a time."""
+  """Fill text[start:end], a byte at a time, from a window before each."""
+  # Longer windows than those of training hold positions never seen.
+  size = min(task.data.sequence, text.shape[0])
 
-  def step(
-    position: jax.Array, carry: tuple[jax.Array, jax.Array]
-  ) -> tuple[jax.Array, jax.Array]:
-    text, key = carry
-    key, draw = jax.random.split(key)
-    logits = task.logits(params, text)[:, position - 1] / SAMPLE_TEMPERATURE
-    return text.at[:, position].set(jax.random.categorical(draw, logits)), key
+  def step(position: jax.Array, text: jax.Array) -> jax.Array:
+    first = jnp.maximum(position - size, 0)
+    window = jax.lax.dynamic_slice(text, (first,), (size,))
+    # What is not yet written lies behind, where the model does not look.
+    logits = task.logits(params, window[None])[0, position - 1 - first, :256]
+    draw = jax.random.categorical(
+      jax.random.fold_in(key, position),
+      logits / jnp.where(temperature > 0, temperature, 1),
+    )
+    byte = jnp.where(temperature > 0, draw, jnp.argmax(logits))
+    return text.at[position].set(byte.astype(text.dtype))
 
-  start = len(SAMPLE_PROMPT)
-  text, _ = jax.lax.fori_loop(start, buffer.shape[1], step, (buffer, key))
-  return text
+  return jax.lax.fori_loop(start, end, step, text)

@@ -29,7 +29,7 @@ class CorpusTest(absltest.TestCase):
       file.parent.mkdir(exist_ok=True)
       file.write_text(f'<{name}>\n')
     loaded = corpus.load(str(self.folder))
-    self.assertEqual(loaded.files, 120)
+    self.assertEqual(loaded.documents, 120)
 
     def held_out(name):
       digest = hashlib.sha256(name.encode()).hexdigest()
@@ -57,12 +57,13 @@ class CorpusTest(absltest.TestCase):
     self.assertEqual(first.sha256, hashlib.sha256(together).hexdigest())
     self.assertLen(together, 1100)
 
-  def test_one_file_is_divided(self):
+  def test_of_one_file_the_end_is_held_out(self):
     file = self.folder / 'a.txt'
-    file.write_text(''.join(f'{i:05d}\n' for i in range(5000)))
+    text = ''.join(f'{i:05d}\n' for i in range(5000))
+    file.write_text(text)
     loaded = corpus.load(str(file))
-    self.assertEqual(loaded.train.size + loaded.test.size, 30000)
-    self.assertBetween(loaded.test.size, 300, 3000)
+    self.assertEqual(loaded.train.tobytes().decode(), text[:28800])
+    self.assertEqual(loaded.test.tobytes().decode(), text[28800:])
 
   def test_few_documents_still_have_both_splits(self):
     # 'held0' is chosen so that its only document falls on either side.
@@ -85,7 +86,7 @@ class CorpusTest(absltest.TestCase):
     lines = [json.dumps({'text': t}, ensure_ascii=False) for t in texts]
     file.write_text('\n'.join(lines) + '\n\n', encoding='utf-8')
     loaded = corpus.load(str(file))
-    self.assertEqual(loaded.files, 200)
+    self.assertEqual(loaded.documents, 200)
     both = (loaded.train.tobytes() + loaded.test.tobytes()).decode()
     for text in texts:
       self.assertIn(text, both)
@@ -96,7 +97,7 @@ class CorpusTest(absltest.TestCase):
       file = self.folder / hidden
       file.parent.mkdir()
       file.write_bytes(b'\xff\xfe')
-    self.assertEqual(corpus.load(str(self.folder)).files, 1)
+    self.assertEqual(corpus.load(str(self.folder)).documents, 1)
 
   def test_mistakes_are_told(self):
     missing = self.folder / 'missing.txt'
@@ -111,6 +112,30 @@ class CorpusTest(absltest.TestCase):
     binary.write_bytes(b'abc\xff')
     self.assertIn('byte 3 is not UTF-8', self.problem(binary))
 
+  def test_every_wrong_file_is_told_at_once(self):
+    (self.folder / 'fine.txt').write_text('text')
+    for name in ('b.txt', 'a.txt'):
+      (self.folder / name).write_bytes(b'\xff')
+    (self.folder / 'c.jsonl').write_text('{}\n{"text": "fine"}\n3')
+    with self.assertRaises(UserError) as caught:
+      corpus.load(str(self.folder))
+    found = [
+      (pathlib.Path(p.where).name, p.got) for p in caught.exception.problems
+    ]
+    self.assertEqual(
+      found[:2], [(n, 'byte 0 is not UTF-8') for n in ('a.txt', 'b.txt')]
+    )
+    self.assertEqual([name for name, _ in found[2:]], ['c.jsonl', 'c.jsonl'])
+    self.assertStartsWith(found[2][1], 'line 1')
+    self.assertStartsWith(found[3][1], 'line 3')
+
+  def test_so_many_problems_and_no_more(self):
+    file = self.folder / 'a.jsonl'
+    file.write_text('{}\n' * 1000)
+    with self.assertRaises(UserError) as caught:
+      corpus.load(str(file))
+    self.assertLen(caught.exception.problems, corpus.PROBLEMS_MAX)
+
   def test_wrong_jsonl_names_the_line(self):
     good = '{"text": "fine"}'
     for number, line in enumerate(
@@ -121,7 +146,10 @@ class CorpusTest(absltest.TestCase):
       self.assertIn('line 3', self.problem(file))
 
   def test_the_default_is_real_text_on_every_machine(self):
-    loaded = corpus.load()
+    corpus.load.cache_clear()
+    with self.assertLogs(level='INFO') as logged:
+      loaded = corpus.load()
+    self.assertIn(loaded.sha256, logged.output[0])
     self.assertGreater(loaded.train.size, 5_000_000)
     self.assertGreater(loaded.test.size, 100_000)
     self.assertIn(b'def ', loaded.test.tobytes())

@@ -3,6 +3,7 @@
 import itertools
 
 from absl.testing import absltest
+from absl.testing import parameterized
 import numpy as np
 
 from diloco_jax.data import samples
@@ -74,16 +75,52 @@ class SamplesTest(absltest.TestCase):
     # No sample outside the lease is touched for a last batch.
     self.assertLen(list(stream(0, 2, begin=4, end=11)), 1)
 
-  def test_held_out_text_in_order_once(self):
-    batches = list(samples.in_order(TEXT, OPTIONS))
-    self.assertEqual(take(iter(batches), 99), list(range(WINDOWS)))
+  def test_position_can_be_set(self):
+    batches = stream(1, 2)
+    first = take(batches, 3)
+    batches.position = 0
+    self.assertEqual(take(batches, 3), first)
 
   def test_too_little_text(self):
     short = TEXT[: 7 * SEQUENCE + 1]
     with self.assertRaisesRegex(UserError, '7 windows.*at least 8'):
       samples.Samples(short, OPTIONS, Lease(0, 2, 0, -1), 0)
     with self.assertRaisesRegex(UserError, 'data.path'):
-      next(samples.in_order(TEXT[:5], OPTIONS))
+      next(samples.held_out(TEXT[:1], OPTIONS))
+
+
+class HeldOutTest(parameterized.TestCase):
+  @parameterized.parameters(2, 5, 6, 17, 40, 101, 240)
+  def test_every_byte_but_the_first_is_predicted_once(self, size):
+    text = np.arange(size).astype(np.uint8)
+    predicted = []
+    for batch in samples.held_out(text, OPTIONS):
+      tokens, mask = batch['tokens'], batch['mask']
+      self.assertEqual((tokens.shape, tokens.dtype), ((4, 5), np.int32))
+      self.assertEqual((mask.shape, mask.dtype), ((4, 4), bool))
+      self.assertTrue(mask.any())
+      # A predicted byte comes after the byte that it comes after.
+      np.testing.assert_array_equal(
+        tokens[:, 1:][mask], tokens[:, :-1][mask] + 1
+      )
+      predicted.extend(tokens[:, 1:][mask].tolist())
+    self.assertCountEqual(predicted, range(1, size))
+
+  def test_a_part_is_fixed_spread_and_of_no_batch_size(self):
+    parts = []
+    for batch_size in (4, 7):
+      options = samples.DataOptions(sequence=SEQUENCE, batch=batch_size)
+      batches = list(samples.held_out(TEXT, options, tokens=8 * SEQUENCE))
+      self.assertEqual(sum(b['mask'].sum() for b in batches), 8 * SEQUENCE)
+      rows = np.concatenate([b['tokens'][b['mask'][:, 0], 0] for b in batches])
+      parts.append(sorted(rows.tolist()))
+    self.assertEqual(parts[0], parts[1])
+    gaps = np.diff([*parts[0], parts[0][0] + WINDOWS])
+    self.assertLessEqual(max(gaps), 2 * WINDOWS / 8)
+
+  def test_more_than_there_is(self):
+    batches = samples.held_out(TEXT, OPTIONS, tokens=samples.SUBSET_TOKENS)
+    self.assertEqual(sum(b['mask'].sum() for b in batches), WINDOWS * SEQUENCE)
 
 
 if __name__ == '__main__':
