@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -68,9 +70,13 @@ def make_mesh(
   options: MeshOptions, devices: Sequence[Any] | None = None
 ) -> Mesh:
   """The mesh of one island. Raises UserError where sizes do not fit."""
-  chosen = list(devices) if devices is not None else jax.local_devices()
+  chosen = list(devices) if devices is not None else jax.devices()
   sizes = axis_sizes(options, len(chosen))
-  return Mesh(np.asarray(chosen, dtype=object).reshape(sizes), AXES)
+  # In the order in which the devices are wired, where that is known.
+  wired = mesh_utils.create_device_mesh(
+    sizes, chosen, allow_split_physical_axes=True
+  )
+  return Mesh(wired, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _spec(name: str, rank: int, rules: Rules) -> PartitionSpec:
@@ -150,6 +156,39 @@ def like_params(tree: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
     return replicated
 
   return jax.tree_util.tree_map_with_path(choose, tree)
+
+
+def gather_fsdp(params: Any, shardings: Any) -> Any:
+  """Inside jit: parameters whole along `fsdp`, as a layer needs them.
+
+  Said aloud, because the partitioner may choose otherwise: to split the
+  features of activations as the parameters are, and gather the whole batch.
+  The gradient of a gathered parameter is summed over the batch's parts.
+  """
+
+  def gather(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    if 'fsdp' not in sharding.spec:
+      return x
+    spec = [None if axis == 'fsdp' else axis for axis in sharding.spec]
+    return jax.lax.with_sharding_constraint(
+      x, NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    )
+
+  return jax.tree.map(gather, params, shardings)
+
+
+def put(values: Any, shapes: Any, shardings: Any) -> Any:
+  """Host or device arrays onto a mesh, as fresh buffers that may be donated.
+
+  Without `may_alias` the array could be a view of the caller's memory.
+  """
+
+  def place(x: Any, like: Any, sharding: NamedSharding) -> jax.Array:
+    assert np.shape(x) == like.shape, (np.shape(x), like.shape)
+    value = x if isinstance(x, jax.Array) else np.asarray(x, like.dtype)
+    return jax.device_put(value, sharding, may_alias=False)
+
+  return jax.tree.map(place, values, shapes, shardings)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

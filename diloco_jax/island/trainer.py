@@ -62,7 +62,12 @@ def decayed(params: Any) -> Any:
 
 
 def inner_optimizer(options: InnerOptions) -> optax.GradientTransformation:
-  """AdamW without its rate: the trainer multiplies it in by step index."""
+  """AdamW without its rate: the trainer multiplies it in by step index.
+
+  The gradient is clipped by its global norm first. Weight decay is decoupled
+  (Loshchilov and Hutter, 1711.05101) and leaves out norms, biases and
+  embeddings, see `decayed`.
+  """
   steps = [
     optax.scale_by_adam(options.beta1, options.beta2),
     optax.add_decayed_weights(options.weight_decay, decayed),
@@ -73,7 +78,11 @@ def inner_optimizer(options: InnerOptions) -> optax.GradientTransformation:
 
 
 class Trainer:
-  """Owns the optimizer's and the model's state; parameters pass through."""
+  """Owns the optimizer's and the model's state; parameters pass through.
+
+  A task's own `inner_optimizer` replaces the default one whole, its rate
+  included: of `InnerOptions` only `accumulate`, `bf16` and `rewarm` act then.
+  """
 
   def __init__(
     self,
@@ -95,8 +104,10 @@ class Trainer:
     self._seed = seed
     self.mesh = sharding.make_mesh(mesh_options, devices)
     own = getattr(task, 'inner_optimizer', None)
-    self._tx = own(inner) if own is not None else inner_optimizer(inner)
-    self._rate = schedule(inner)
+    self._tx = optax.with_extra_args_support(
+      own(inner) if own is not None else inner_optimizer(inner)
+    )
+    self._rate = schedule(inner) if own is None else lambda index: 1.0
     rules = getattr(task, 'sharding_rules', dict)()
     key = jax.random.key(seed)
     self.param_shapes, self._state_shapes = jax.eval_shape(task.init, key)
@@ -104,9 +115,9 @@ class Trainer:
       self.param_shapes, self.mesh, rules, batch_size, inner.accumulate
     )
     replicated = NamedSharding(self.mesh, PartitionSpec())
-    opt_shapes = jax.eval_shape(self._tx.init, self.param_shapes)
+    self._opt_shapes = jax.eval_shape(self._tx.init, self.param_shapes)
     self._opt_shardings = sharding.like_params(
-      opt_shapes, self.param_shapes, self.param_shardings, self.mesh
+      self._opt_shapes, self.param_shapes, self.param_shardings, self.mesh
     )
     self._state_shardings = jax.tree.map(
       lambda x: replicated, self._state_shapes
@@ -114,10 +125,11 @@ class Trainer:
     self._batch_sharding = sharding.batch_sharding(self.mesh)
     self._replicated = replicated
     self.index = 0  # cumulative inner steps; the schedule's argument
-    self._rewarm_from: int | None = None
+    self._ramp = (0, 0)  # first step and length of a newcomer's ramp
     self._opt_state: Any = None
     self._state: Any = None
-    self._key: Any = None
+    # Plain numbers, so that it can be saved: keys are no arrays to NumPy.
+    self._key = np.asarray(jax.random.key_data(jax.random.fold_in(key, 1)))
     self._step = self._jit_step()
     self._measure = jax.jit(
       self._evaluate_batch,
@@ -139,79 +151,83 @@ class Trainer:
     self._opt_state = jax.jit(self._tx.init, out_shardings=self._opt_shardings)(
       params
     )
-    key = jax.random.fold_in(jax.random.key(self._seed), 1)
-    self._key = jax.device_put(key, self._replicated)
     return params
 
   def put(self, params: Any) -> Any:
     """Host parameters onto the mesh, as fresh buffers that may be donated."""
-    placed = jax.tree.map(
-      lambda x, like, s: jax.device_put(np.asarray(x, like.dtype), s),
-      params,
-      self.param_shapes,
-      self.param_shardings,
-    )
-    copy = jax.jit(
-      lambda x: jax.tree.map(jnp.copy, x), out_shardings=self.param_shardings
-    )
-    return copy(placed)
+    return sharding.put(params, self.param_shapes, self.param_shardings)
 
   def rewarm(self, steps: int) -> None:
     """Ramp the rate over `steps` from here on: the moments are new."""
-    self._rewarm_from = self.index if steps > 0 else None
-    self._inner = dataclasses.replace(self._inner, rewarm=steps)
+    self._ramp = (self.index, steps)
 
   @property
   def extra(self) -> dict[str, Any]:
-    """What belongs to training besides the parameters."""
+    """What belongs to training besides the parameters.
+
+    Arrays, as they are: the next step donates the optimizer's and the model's
+    state. `jax.device_get` makes a copy that can be kept; setting it puts the
+    values on the mesh as fresh buffers.
+    """
     return {
       'optimizer': self._opt_state,
       'state': self._state,
       'key': self._key,
       'index': self.index,
+      'ramp': self._ramp,
     }
 
   @extra.setter
   def extra(self, value: dict[str, Any]) -> None:
-    self._opt_state = value['optimizer']
-    self._state = value['state']
-    self._key = value['key']
+    self._opt_state = sharding.put(
+      value['optimizer'], self._opt_shapes, self._opt_shardings
+    )
+    self._state = sharding.put(
+      value['state'], self._state_shapes, self._state_shardings
+    )
+    self._key = np.asarray(value['key'])
     self.index = int(value['index'])
+    first, steps = value['ramp']
+    self._ramp = (int(first), int(steps))
 
   # Training.
 
   def rate(self) -> float:
-    """The learning rate of the next step."""
-    rate = float(self._rate(self.index))
-    if self._rewarm_from is not None:
-      done = self.index - self._rewarm_from + 1
-      if done >= self._inner.rewarm:
-        self._rewarm_from = None
-      else:
-        rate *= done / self._inner.rewarm
-    return rate
+    """What the update of the next step is multiplied by."""
+    first, steps = self._ramp
+    done = self.index - first + 1
+    return self._rate(self.index) * min(1.0, done / max(1, steps))
 
   def step(self, params: Any, batch: Any) -> tuple[Any, jax.Array]:
     """One inner step, asynchronous; `params` are donated.
 
     Returns:
-      The new parameters, and the loss: a scalar that is not donated later.
+      The new parameters, and the loss: an f32 scalar, not donated later.
     """
-    (params, self._opt_state, self._state, self._key), loss = self._step(
-      (params, self._opt_state, self._state, self._key),
+    carry, loss = self._step(
+      (params, self._opt_state, self._state),
       self._place(batch),
+      self._key,
+      np.int32(self.index),
       np.float32(self.rate()),
     )
+    params, self._opt_state, self._state = carry
     self.index += 1
     return params, loss
 
-  def compile(self, batch: Any) -> None:
-    """Compile the step for batches like this one, ahead of the first."""
-    self._step = self._step.lower(
-      (self.param_shapes, self._opt_state, self._state, self._key),
-      self._place(batch),
-      np.float32(0.0),
-    ).compile()
+  def compile(self, batch: Any) -> jax.stages.Compiled:
+    """Compile the step for batches like this one, ahead of the first.
+
+    Returns:
+      The compiled step, which tells its memory, cost and program text.
+    """
+    carry = (self.param_shapes, self._opt_shapes, self._state_shapes)
+    self._step = (
+      self._jit_step()
+      .lower(carry, self._place(batch), self._key, np.int32(0), np.float32(0))
+      .compile()
+    )
+    return self._step
 
   def _place(self, batch: Any) -> Any:
     return jax.device_put(batch, self._batch_sharding)
@@ -219,23 +235,32 @@ class Trainer:
   def _jit_step(self) -> Any:
     carry = (
       self.param_shardings, self._opt_shardings, self._state_shardings,
-      self._replicated,
     )  # fmt: skip
+    whole = self._replicated
     return jax.jit(
       self._step_fn,
-      in_shardings=(carry, self._batch_sharding, self._replicated),
-      out_shardings=(carry, self._replicated),
+      in_shardings=(carry, self._batch_sharding, whole, whole, whole),
+      out_shardings=(carry, whole),
       donate_argnums=0,
     )
 
-  def _step_fn(self, carry: Any, batch: Any, rate: jax.Array) -> Any:
-    params, opt_state, state, key = carry
-    key, use = jax.random.split(key)
+  def _step_fn(
+    self,
+    carry: Any,
+    batch: Any,
+    key: jax.Array,
+    index: jax.Array,
+    rate: jax.Array,
+  ) -> Any:
+    params, opt_state, state = carry
+    use = jax.random.fold_in(jax.random.wrap_key_data(key), index)
     grads, state, loss = self._gradients(params, state, batch, use)
-    updates, opt_state = self._tx.update(grads, opt_state, params)
+    grads = jax.lax.with_sharding_constraint(grads, self.param_shardings)
+    # An optimizer with a schedule of its own may ask for the step's index.
+    updates, opt_state = self._tx.update(grads, opt_state, params, index=index)
     updates = jax.tree.map(lambda x: rate * x, updates)
     params = optax.apply_updates(params, updates)
-    return (params, opt_state, state, key), loss
+    return (params, opt_state, state), loss
 
   def _loss(self, params: Any, state: Any, batch: Any, key: jax.Array) -> Any:
     if self._inner.bf16:
@@ -243,6 +268,7 @@ class Trainer:
         lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x,
         params,
       )
+    params = sharding.gather_fsdp(params, self.param_shardings)
     loss, (state, _) = self._task.loss(params, state, batch, key, True)
     return loss.astype(jnp.float32), state
 
@@ -281,6 +307,7 @@ class Trainer:
 
   def _evaluate_batch(self, params: Any, state: Any, batch: Any) -> Any:
     key = jax.random.key(0)
+    params = sharding.gather_fsdp(params, self.param_shardings)
     loss, (_, metrics) = self._task.loss(params, state, batch, key, False)
     return {'loss': loss.astype(jnp.float32), **metrics}
 

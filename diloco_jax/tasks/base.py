@@ -10,9 +10,14 @@ class Task(Protocol):
   """What is trained.
 
   Optional, looked up by name where a task has them:
-    inner_optimizer(inner_options) -> optax.GradientTransformation
-    sharding_rules() -> {pattern of a parameter's path: axis per dimension}
-    batch_tokens(batch) -> int
+    inner_optimizer(inner_options) -> optax.GradientTransformation: takes the
+      place of the default one whole. Its rate is its own; the trainer passes
+      the cumulative inner step to `update` as `index`, which a transformation
+      with extra arguments may use.
+    sharding_rules() -> {pattern of a parameter's path: mesh axis, one of
+      'data' 'fsdp' 'tensor' 'expert' or None, of each dimension}; without a
+      rule a parameter is whole on every device.
+    batch_tokens(batch) -> int; else the leading dimension counts.
     sample(params, count, key) -> str
   """
 

@@ -7,6 +7,7 @@ seen of the shardings. `trainer_devices_test.py` starts it and judges.
 import dataclasses
 import json
 import os
+import re
 
 os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'
 # Compiling is nearly all of the time.
@@ -30,7 +31,8 @@ MESHES = {
 }
 STEPS = 5
 BATCH = 8
-INNER = InnerOptions(lr=1e-2, warmup_steps=2, total_steps=STEPS)
+LENGTH = 12  # no dimension of a parameter
+INNER = InnerOptions(lr=3e-2, warmup_steps=2, total_steps=STEPS)
 
 
 def layout(tree):
@@ -46,7 +48,7 @@ def layout(tree):
 
 def batches():
   rng = np.random.default_rng(0)
-  tokens = rng.integers(0, 32, (STEPS, BATCH, 9)).astype(np.int32)
+  tokens = rng.integers(0, 32, (STEPS, BATCH, LENGTH + 1)).astype(np.int32)
   return [{'tokens': t} for t in tokens]
 
 
@@ -57,6 +59,18 @@ def count_compiled(event, duration_s, **kwargs):
   del duration_s, kwargs
   if event == '/jax/core/compile/backend_compile_duration':
     compiled.append(event)
+
+
+def exchanged_activations(program):
+  """Collectives of a compiled step on arrays with a dimension of positions."""
+  found = []
+  for line in program.as_text().splitlines():
+    match = re.search(
+      r'= (.*) (all-\w+|reduce-scatter|collective-permute)(-start)?\(', line
+    )
+    if match and re.search(rf'[\[,]{LENGTH}[,\]]', match[1]):
+      found.append(f'{match[2]} {match[1]}')
+  return found
 
 
 def run(mesh_options, devices, accumulate=1):
@@ -71,18 +85,20 @@ def run(mesh_options, devices, accumulate=1):
   )
   params = trainer.init()
   start = layout(params), layout(trainer.extra['optimizer'])
-  losses, compiles = [], []
+  losses, compiles, program = [], [], None
   for batch in batches():
     before = len(compiled)
+    program = program or trainer.compile(batch)
     params, loss = trainer.step(params, batch)
     losses.append(float(loss))
     compiles.append(len(compiled) - before)
   adam = next(s for s in trainer.extra['optimizer'] if hasattr(s, 'mu'))
   placed = trainer.put(jax.device_get(params))
   evaluated = trainer.evaluate(placed, batches()[:2])
-  query = params['layers'][0]['attention']['query']
+  query = params['layers']['0']['attention']['query']
   return {
     'losses': losses,
+    'exchanged': exchanged_activations(program),
     'evaluated': evaluated['loss'],
     'still': start == (layout(params), layout(trainer.extra['optimizer'])),
     'moments': layout(adam.mu) == layout(params) == layout(adam.nu),

@@ -77,6 +77,12 @@ class DevicesTest(absltest.TestCase):
         self.assertTrue(result['still'])
         self.assertTrue(result['put'])
 
+  def test_only_a_tensor_axis_exchanges_activations(self):
+    """Parameters are gathered along fsdp; a batch stays where it is."""
+    for name, result in self.results.items():
+      with self.subTest(name):
+        self.assertEqual(bool(result['exchanged']), 'tensor' in name)
+
   def test_the_step_is_compiled_once(self):
     for name, result in self.results.items():
       self.assertEqual(result['compiles'], [1, 0, 0, 0, 0], name)

@@ -8,6 +8,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from diloco_jax.errors import UserError
 from diloco_jax.island.sharding import MeshOptions
@@ -103,12 +104,12 @@ def numpy_train(options, batches, decayed=('w',)):
   return params, losses
 
 
-def make(options=OPTIONS, batch_size=BATCH):
+def make(options=OPTIONS, batch_size=BATCH, task=None, seed=0):
   return Trainer(
-    Quadratic(),
+    task or Quadratic(),
     options,
     MeshOptions(),
-    seed=0,
+    seed=seed,
     batch_size=batch_size,
     devices=jax.devices()[:1],
   )
@@ -173,11 +174,13 @@ class StepTest(parameterized.TestCase):
     whole, losses = train(make(), batches)
     first = make()
     params, _ = train(first, batches[:4])
-    extra = first.extra
-    saved = jax.device_get({k: extra[k] for k in ('optimizer', 'state')})
+    # All of it can be taken to the host, and outlives the next step.
+    saved = jax.device_get(first.extra)
+    for leaf in jax.tree.leaves(saved):
+      self.assertIsInstance(leaf, (np.ndarray, np.generic, int))
+    first.step(first.put(params), batches[7])
     second = make()
-    second.init()
-    second.extra = {**saved, 'key': extra['key'], 'index': extra['index']}
+    second.extra = saved
     params = second.put(params)
     rest = []
     for batch in batches[4:]:
@@ -188,8 +191,8 @@ class StepTest(parameterized.TestCase):
 
   def test_compiled_ahead_it_takes_the_same_step(self):
     trainer = make()
+    trainer.compile(make_batch(0))  # nothing is there yet
     params = trainer.init()
-    trainer.compile(make_batch(0))
     _, loss = trainer.step(params, make_batch(0))
     _, (want,) = train(make(), [make_batch(0)])
     self.assertEqual(float(loss), want)
@@ -204,6 +207,11 @@ class StepTest(parameterized.TestCase):
         np.testing.assert_array_equal(placed[name], START[name])
       trainer.step(placed, make_batch(0))
       self.assertTrue(placed['w'].is_deleted())
+    # The values are those of the call, whatever becomes of the host's memory.
+    placed = trainer.put(host)
+    host['w'][:] = 9
+    np.testing.assert_array_equal(placed['w'], START['w'])
+    host['w'][:] = START['w']
     # Device arrays stay with their owner too.
     mine = trainer.put(host)
     trainer.step(trainer.put(mine), make_batch(0))
@@ -214,6 +222,69 @@ class StepTest(parameterized.TestCase):
   def test_a_batch_that_does_not_divide_is_told(self):
     with self.assertRaisesRegex(UserError, 'data.batch.*multiple of 3'):
       make(dataclasses.replace(OPTIONS, accumulate=3), batch_size=4)
+
+
+class OwnOptimizer(Quadratic):
+  """Plain gradient descent at a rate of its own, 0.25 / (1 + index)."""
+
+  def __init__(self):
+    self.asked = None
+
+  def inner_optimizer(self, options):
+    self.asked = options
+
+    def update(grads, state, params=None, *, index, **others):
+      del params, others
+      return jax.tree.map(lambda g: -0.25 / (1 + index) * g, grads), state
+
+    return optax.GradientTransformationExtraArgs(
+      lambda params: optax.EmptyState(), update
+    )
+
+
+class OwnOptimizerTest(absltest.TestCase):
+  def test_it_replaces_rate_decay_and_clipping(self):
+    task = OwnOptimizer()
+    trainer = make(task=task)
+    self.assertIs(task.asked, OPTIONS)
+    trainer.index = 3
+    trainer.rewarm(2)
+    params = trainer.init()
+    wanted = {k: x.astype(np.float64) for k, x in START.items()}
+    for index, ramp in ((3, 0.5), (4, 1.0), (5, 1.0)):
+      batch = make_batch(index)
+      params, _ = trainer.step(params, batch)
+      a, b = batch['a'], batch['b']
+      for name, x in wanted.items():
+        grad = a.mean() * x - (a * b).mean()
+        wanted[name] = x - ramp * 0.25 / (1 + index) * grad
+    for name, x in wanted.items():
+      np.testing.assert_allclose(params[name], x, rtol=1e-5, atol=1e-6)
+
+
+class Noise(Quadratic):
+  """Its loss is a draw."""
+
+  def loss(self, params, state, batch, key, train):
+    loss, rest = super().loss(params, state, batch, key, train)
+    return 0 * loss + jax.random.uniform(key), rest
+
+
+class NoiseTest(absltest.TestCase):
+  def draws(self, index=0, seed=0, accumulate=1):
+    options = dataclasses.replace(OPTIONS, accumulate=accumulate)
+    trainer = make(options, task=Noise(), seed=seed)
+    trainer.index = index
+    return train(trainer, [make_batch(0)] * 3)[1]
+
+  def test_draws_are_a_function_of_seed_and_index(self):
+    draws = self.draws()
+    self.assertLen(set(draws), 3)
+    self.assertEqual(self.draws(index=1)[:2], draws[1:])
+    self.assertEmpty(set(self.draws(seed=1)) & set(draws))
+
+  def test_parts_of_a_batch_draw_each_for_itself(self):
+    self.assertEmpty(set(self.draws(accumulate=2)) & set(self.draws()))
 
 
 class RateTest(absltest.TestCase):
