@@ -140,7 +140,7 @@ def _metrics() -> Section:
   return {
     'reference': placeholder(float),  # eval loss to compare with, nats/token
     'eval_every_s': 10.0,  # seconds between evaluations; 0: only at the end
-    'eval_batches': 16,  # held-out batches of one evaluation
+    'eval_tokens': 65_536,  # held-out tokens of an evaluation during training
     'tensorboard': True,  # write event files
   }
 

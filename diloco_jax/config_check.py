@@ -86,7 +86,7 @@ RANGES: dict[str, Range] = {
   'mesh.fsdp': OFF_OR_COUNT,
   'mesh.tensor': OFF_OR_COUNT,
   'mesh.expert': OFF_OR_COUNT,
-  'metrics.eval_batches': COUNT,
+  'metrics.eval_tokens': COUNT,
   'metrics.reference': Range(-math.inf),
   'launch.port': Range(0, 65535),
   'sync.limits.lease_s': POSITIVE,

@@ -80,7 +80,7 @@ class MetricsOptions:
 
   reference: float | None
   eval_every_s: float
-  eval_batches: int
+  eval_tokens: int
   tensorboard: bool
 
 

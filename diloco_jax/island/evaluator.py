@@ -96,6 +96,11 @@ class Evaluator:
     return self._loop.state.global_step
 
   @property
+  def failure(self) -> BaseException | None:
+    """What ended this evaluator before its time."""
+    return self._loop.failure
+
+  @property
   def finished(self) -> threading.Event:
     """Set when the run is over, after the final Θ has come."""
     return self._loop.stopped

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from diloco_jax.island import training
 from diloco_jax.island.evaluator import Evaluator
 from diloco_jax.launch import assembly
 from diloco_jax.launch import connecting
@@ -50,9 +51,14 @@ class Evaluation:
     )
     self._closing = threading.Event()
     self._failure: BaseException | None = None
+    self._every_batch: int | None = None
     self._thread = threading.Thread(
       target=self._follow, name='evaluation', daemon=True
     )
+
+  @property
+  def param_shapes(self) -> Any:
+    return self._trainer.param_shapes
 
   def begin(self) -> None:
     self._evaluator.begin()
@@ -87,6 +93,9 @@ class Evaluation:
     due = self._clock.now() + every
     last: Any = None
     while not self._closing.wait(LOOK_EVERY_S):
+      if self._evaluator.failure is not None:
+        self._failure = self._evaluator.failure
+        return
       if self._evaluator.finished.is_set():
         return
       if every <= 0 or self._clock.now() < due:
@@ -102,13 +111,28 @@ class Evaluation:
       last = snapshot.versions
       due = self._clock.now() + every
 
+  def _stride(self) -> int:
+    """Every how many-th held-out batch is measured while others train.
+
+    The same ones each time, spread over the whole set: its first ones would
+    be a few files only.
+    """
+    if self._every_batch is None:
+      tokens = [
+        training.batch_tokens(self._task, batch)
+        for batch in self._task.batches('test', None)
+      ]
+      wanted = max(1, self._run.metrics.eval_tokens)
+      self._every_batch = max(1, sum(tokens) // wanted)
+    return self._every_batch
+
   def _measure(
     self, host_params: Any, global_step: int, *, final: bool
   ) -> dict[str, Any]:
     params = self._trainer.put(host_params)
     batches = self._task.batches('test', None)
     if not final:
-      batches = itertools.islice(batches, self._run.metrics.eval_batches)
+      batches = itertools.islice(batches, 0, None, self._stride())
     measured = self._trainer.evaluate(params, batches)
     row: dict[str, Any] = {
       't_s': round(self._clock.now(), 3),

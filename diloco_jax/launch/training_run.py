@@ -29,6 +29,9 @@ from diloco_jax.telemetry.progress import Progress
 from diloco_jax.telemetry.progress import RunInfo
 from diloco_jax.telemetry.view import RunView
 
+# How long a syncer may be without islands: at the end it waits for the
+# evaluator, and nobody else comes back in this version.
+ALONE_S = 40.0
 OK = 'ok'
 INTERRUPTED = 'interrupted'
 FAILED = 'failed'
@@ -143,15 +146,17 @@ class TrainingRun:
 
   def _watch(self, syncer: processes_lib.Child) -> str:
     """Until the syncer has ended."""
+    alone_since = time.monotonic()
     while syncer.process.pid not in self._processes.ended:
       self._processes.poll()
       self._name_incarnations()
       self._progress.poll()
-      if not self._processes.running(processes_lib.ISLAND):
-        if not self._view.finished:
-          self._progress.note('no island is left; stopping')
-          self._processes.stop([syncer], processes_lib.STOP_TIMEOUT_S)
-          return FAILED
+      if self._processes.running(processes_lib.ISLAND):
+        alone_since = time.monotonic()
+      elif time.monotonic() - alone_since > ALONE_S:
+        self._progress.note('no island is left; stopping')
+        self._processes.stop([syncer], processes_lib.STOP_TIMEOUT_S)
+        return FAILED
       time.sleep(processes_lib.POLL_S)
     code = self._processes.ended[syncer.process.pid]
     if code != 0:
@@ -173,8 +178,15 @@ class TrainingRun:
     if self._evaluation is None:
       return
     self._progress.note('measuring the final parameters on the held-out set')
-    row = self._evaluation.finish(parameters.load(self._workdir / 'model'))
-    self._evaluation = None
+    evaluation, self._evaluation = self._evaluation, None
+    try:
+      row = evaluation.finish(
+        parameters.load(self._workdir / 'model', evaluation.param_shapes)
+      )
+    except (RuntimeError, OSError, ValueError) as error:
+      # The model is trained and saved; only its figure is missing.
+      self._progress.note(f'the evaluation failed: {error!r}')
+      return
     if row is not None and row.get('sample'):
       self._progress.note(f'sample: {row["sample"]!r}')
 

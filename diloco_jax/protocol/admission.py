@@ -140,7 +140,8 @@ def on_hello(turn: Turn, peer: str, hello: m.Hello) -> None:
   if turn.get().phase != s.SEEDING:
     membership.welcome(turn, index)
   elif hello.seeds_state and not turn.get().has_task:
-    seeder = turn.islands.get(turn.get().seeder)
+    asked = turn.get().seeder
+    seeder = turn.islands.get(asked) if asked is not None else None
     if seeder is None or seeder.status != s.ENTERING or seeder.id == index:
       turn.set(seeder=index)
       membership.welcome(turn, index, seed_wanted=True)

@@ -197,7 +197,7 @@ class SyncerState(NamedTuple):
   refusals: Mapping[str, int] = {}
   closes: Mapping[str, int] = {}
   warned_pace: bool = False
-  seeder: int = -1  # the island that was asked for Θ(0)
+  seeder: int | None = None  # the island that was asked for Θ(0)
   seeds: Mapping[int, int] = {}  # fragment -> handle, sent by an island
   to_drain: tuple[int, ...] = ()  # fragments not yet asked for
   end_reason: str = ''

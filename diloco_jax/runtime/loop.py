@@ -137,6 +137,7 @@ class Loop(Generic[S]):
 
   def fail(self, error: BaseException) -> None:
     """A worker failed: the loop cannot go on."""
+    logging.error('the protocol loop failed', exc_info=error)
     self.failure = error
     self.stopped.set()
     self._driver.wake()

@@ -26,6 +26,6 @@ def get_config() -> ConfigDict:
   config.sync.period = 2
   config.sync.overlap = 1
   config.launch.runtime = 'threads'
-  config.metrics.eval_batches = 1
+  config.metrics.eval_tokens = 64
   config.metrics.tensorboard = False
   return config
