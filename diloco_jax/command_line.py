@@ -74,7 +74,7 @@ Flags:
     data.path=                text file, folder or JSONL; empty: the standard
                               library's own source
     data.batch=8              sequences a step, per island
-    inner.lr=0.003            peak learning rate of the inner optimizer
+    inner.lr=0.006            peak learning rate of the inner optimizer
     outer.lr, outer.momentum  left to the preset
     sync.period               H, inner steps between syncs of a fragment
     sync.fragments            P, divides H

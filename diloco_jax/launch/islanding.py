@@ -138,6 +138,7 @@ def _train(
   assert island.start is not None or island.should_stop
   if island.start is not None:
     trainer.index = island.start.rate_index
+    trainer.rewarm(island.start.rewarm_steps)
     samples = island.start.samples
     lease = Lease(samples.lane, samples.lanes, samples.begin, samples.end)
     training.train(

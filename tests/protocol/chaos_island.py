@@ -55,6 +55,7 @@ class Process:
     self.conn = ''
     self.conns = 0
     self.paused_until = 0.0
+    self.backlog = []
     self.handles, self.handles_made = {}, 0
     self.staging, self.prepared = {}, {}
     self.stopped = ''
@@ -87,14 +88,29 @@ class Process:
       self.world.lost(self.conn)
     self.conn = ''
 
+  def pause(self, until):
+    self.paused_until = max(self.paused_until, until)
+    self.world.kernel.at(until, self.resume)
+
+  def asleep(self, later):
+    """Whether it is paused; then `later` is done afterwards, in order."""
+    if self.world.kernel.now < self.paused_until:
+      self.backlog.append(later)
+      return True
+    return False
+
+  def resume(self):
+    if self.world.kernel.now < self.paused_until:
+      return
+    backlog, self.backlog = self.backlog, []
+    for later in backlog:
+      later()
+
   def receive(self, message, content):
     if not self.alive:
       return
-    if self.world.kernel.now < self.paused_until:  # it waits in the transport
-      self.world.kernel.at(
-        self.paused_until, lambda: self.receive(message, content)
-      )
-      return
+    if self.asleep(lambda: self.receive(message, content)):
+      return  # it waits in the transport
     if content is not None:
       message = dataclasses.replace(message, payload=self.keep(content))
     self.feed(a.Received(self.world.kernel.now, SYNCER, message))
@@ -108,11 +124,9 @@ class Process:
     kernel = self.world.kernel
     if not self.alive:
       return
-    if kernel.now < self.paused_until:
-      kernel.at(
-        self.paused_until,
-        lambda: self.feed(dataclasses.replace(event, now=kernel.now)),
-      )
+    if self.asleep(
+      lambda: self.feed(dataclasses.replace(event, now=kernel.now))
+    ):
       return
     old = self.state
     self.world.trace(self.nonce, event)
@@ -227,8 +241,7 @@ class Process:
     kernel = self.world.kernel
     if not (self.alive and self.begun):
       return
-    if kernel.now < self.paused_until:
-      kernel.at(self.paused_until, lambda: self.step_done(took))
+    if self.asleep(lambda: self.step_done(took)):
       return
     self.step += 1
     self.tokens += chaos_ledger.tokens_of(self.step)

@@ -131,7 +131,7 @@ class ChaosWorld:
 
   def pause(self, index, gap):
     process = self.current[index]
-    process.paused_until = max(process.paused_until, self.kernel.now + gap)
+    process.pause(self.kernel.now + gap)
 
   # Network.
 
