@@ -13,6 +13,11 @@ The same is counted in processor time, of all threads together: a rate per core
 that is used. Other programs disturb it less than the ratio, which on a machine
 whose load is near or above its number of cores says little.
 
+A sixth of the merge's processor time goes to page faults: the merged direction
+is a temporary array, whose memory XLA asks the system for anew each time. With
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1 set before the start it comes in large
+pages, and that time is gone.
+
 A row of raw results for each layout is added to --out.
 """
 
@@ -24,6 +29,7 @@ import pathlib
 import statistics
 import sys
 import time
+from typing import Any
 
 # Before jax is imported, which reads it.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -113,7 +119,7 @@ def measure(
 
 def report(
   layout: str, mebibytes: int, load: float, taken: dict[str, list[float]]
-) -> dict[str, object]:
+) -> dict[str, Any]:
   """Print a table of one layout and return its row of raw results."""
   moved = (2 * CONTRIBUTIONS + 4) * mebibytes * 2**20
   ratios = {}
@@ -141,6 +147,7 @@ def report(
     'numpy': np.__version__,
     'cores': len(os.sched_getaffinity(0)),
     'load': load,
+    'glibc_tunables': os.environ.get('GLIBC_TUNABLES', ''),
     'ratio_median': statistics.median(ratios['_s']),
     'ratio_range': [min(ratios['_s']), max(ratios['_s'])],
     'ratio_cpu_median': statistics.median(ratios['_cpu_s']),
@@ -156,6 +163,7 @@ def main() -> int:
     default=ROOT / 'experiments/bench/results/merge.jsonl',
   )
   parser.add_argument('--repeats', type=int, default=15)
+  parser.add_argument('--note', default='', help='kept in the row')
   parser.add_argument(
     '--smoke', action='store_true', help='1 MiB, to see that it runs'
   )
@@ -168,7 +176,7 @@ def main() -> int:
   for layout in LAYOUTS:
     load = os.getloadavg()[0]
     taken = measure(layout, mebibytes, args.repeats)
-    row = report(layout, mebibytes, load, taken)
+    row = report(layout, mebibytes, load, taken) | {'note': args.note}
     ratios.append(row['ratio_median'])
     with args.out.open('a', encoding='utf-8') as file:
       file.write(json.dumps(row) + '\n')
