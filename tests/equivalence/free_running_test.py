@@ -4,11 +4,12 @@ import pathlib
 import tempfile
 
 from absl.testing import absltest
+import numpy as np
+
 from diloco_jax.launch import assembly
 from diloco_jax.launch import threads
 from diloco_jax.telemetry import summary as summary_lib
 from diloco_jax.telemetry import tape as tape_lib
-import numpy as np
 from tests.equivalence import oracles
 from tests.equivalence import toy
 
@@ -32,9 +33,7 @@ class RebaseTest(absltest.TestCase):
       outer={'lr': 1.0, 'momentum': 0.0},
     )
     self.assertEqual((run.sync.adopt, run.sync.mode), ('rebase', 'free'))
-    folder = pathlib.Path(
-      self.enterContext(tempfile.TemporaryDirectory())
-    )
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     shapes = assembly.param_shapes(self.task, run.seed)
     threads.make_folder(assembly.layout(run, shapes).run, folder)
     whole = threads.ThreadRun(run, self.task, folder, evaluate=False)

@@ -5,15 +5,16 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from diloco_jax.syncer import store
 import numpy as np
+
+from diloco_jax.syncer import store
 from tests.equivalence import oracles
 from tests.equivalence import toy
 
 # Relative to the largest value of each tensor. A run computes in f32 and in
 # another order: each of its S inner steps, adoptions and merges may round by
 # 6e-8, and Adam's quotient passes on a few times the relative error of a
-# gradient. For S <= 24 this came to at most 1e-6 when it was written.
+# gradient. For S <= 24 this came to 2e-7 to 3e-6 when it was written.
 TOLERANCE = 1e-5
 # What a wrong rule must differ by, for the comparison to tell it.
 FAR = 100 * TOLERANCE
@@ -99,7 +100,7 @@ class DilocoTest(absltest.TestCase):
 
   def test_a_merge_that_does_nothing_is_noticed(self):
     task = toy.ToyTask()
-    with mock.patch.object(store.Store, 'merge', lambda *_: None):
+    with mock.patch.object(store.Store, 'merge', return_value=None):
       result = diloco_run(task)
     self.assertLen(merges(result), 4)
     self.assertGreater(diloco_error(task, result), FAR)
@@ -175,9 +176,7 @@ class RulesTest(parameterized.TestCase):
     params = self.trained(task, merge=rule)
     expect = functools.partial(self.expected, task)
     self.assertLess(toy.difference(params, expect(merge=merge)), TOLERANCE)
-    self.assertGreater(
-      toy.difference(params, expect(merge=unweighted)), FAR
-    )
+    self.assertGreater(toy.difference(params, expect(merge=unweighted)), FAR)
 
   def trained(self, task, **sync):
     layout = {'period': 4, 'fragments': 2, 'overlap': 1}

@@ -9,6 +9,7 @@ import math
 
 import jax
 import numpy as np
+
 from tests.equivalence import toy
 
 
@@ -157,8 +158,12 @@ def streaming(
     return counts, deltas
 
   def outer_step(p, counts, deltas):
-    done = [(s - s0, k - k0) for (s, k), (s0, k0) in zip(counts, since[p])]
-    weights = [tokens**2 / steps for steps, tokens in done]
+    weights = [
+      (tokens - tokens0) ** 2 / (steps - steps0)
+      for (steps, tokens), (steps0, tokens0) in zip(
+        counts, since[p], strict=True
+      )
+    ]
     for x in parts[p]:
       delta = merge(x, [d[x] for d in deltas], weights)
       b[x] = momentum * b[x] + delta

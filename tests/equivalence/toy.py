@@ -4,11 +4,12 @@ The loss stays noisy, so that gradients never become as small as the rounding
 of f32, which Adam would blow up.
 """
 
-from diloco_jax import config as config_lib
-from diloco_jax.launch import threads
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from diloco_jax import config as config_lib
+from diloco_jax.launch import threads
 
 VOCAB, WIDTH, ROWS, LENGTH = 12, 8, 8, 3
 NOISE = 0.1
