@@ -64,9 +64,7 @@ class FreeRunningTest(parameterized.TestCase):
   def assertPeriodIsKept(self, ratio):
     self.assertBetween(ratio, 0.9, 1.1)
 
-  @parameterized.parameters(
-    (1, 12), (1, 24), (2, 12), (2, 24), (3, 24), (4, 12), (8, 12), (8, 24)
-  )
+  @parameterized.parameters((1, 24), (2, 12), (3, 24), (4, 12), (8, 12))
   def test_noisy_islands(self, islands, fragments):
     w = world(islands, fragments, step_cv=0.3)
     w.run(2000.0)
@@ -80,7 +78,7 @@ class FreeRunningTest(parameterized.TestCase):
     self.assertTrue(w.finished)
     self.assertPeriodIsKept(median_period(w.tape))
 
-  @parameterized.parameters((3, 12), (3, 24), (5, 12))
+  @parameterized.parameters((3, 24), (5, 12))
   def test_one_island_20_times_as_fast(self, islands, fragments):
     w = world(islands, fragments, step_cv=0.3, speeds=(20.0,), steps=120)
     w.run(2000.0)
@@ -93,7 +91,7 @@ class FreeRunningTest(parameterized.TestCase):
     w.run(2000.0)
     self.assertPeriodIsKept(median_period(w.tape, islands=(1,)))
 
-  @parameterized.parameters((4, 12), (4, 24), (8, 12))
+  @parameterized.parameters((4, 24), (8, 12))
   def test_half_of_them_die(self, islands, fragments):
     w = world(islands, fragments, step_cv=0.3, steps=2000)
     w.run(100.0)
