@@ -94,19 +94,30 @@ class Traffic(NamedTuple):
 class TransportOptions:
   """Bounds and times of a transport."""
 
-  chunk_bytes: int = 1 << 20  # of a payload in one frame
+  chunk_bytes: int = 1 << 20  # of a payload in one frame, up to 16 MiB
   message_bytes_max: int = 1 << 34  # a larger payload is refused
-  inflight_bytes_max: int = 1 << 34  # queued for one peer; more is refused
-  queue_max: int = 4096  # messages queued for one peer, or not yet received
+  # Of one peer, queued for it or not yet received from it.
+  inflight_bytes_max: int = 1 << 34
+  queue_max: int = 4096  # messages
   connect_timeout_s: float = 10.0
   deadline_s: float = 60.0  # a stream that does not move is given up
   backoff_first_s: float = 0.1  # before connecting again; doubles
   backoff_max_s: float = 5.0
   keepalive_s: float = 10.0  # a silent peer is asked for a sign of life
-  tls_cert: str = ''  # PEM files
+  tls_cert: str = ''  # PEM files; with any of them, nothing goes without TLS
   tls_key: str = ''
   tls_ca: str = ''
   mutual_tls: bool = False  # the server wants to see certificates too
+
+  @property
+  def payload_bytes_max(self) -> int:
+    """The largest payload within both bounds."""
+    return min(self.message_bytes_max, self.inflight_bytes_max)
+
+  def __post_init__(self) -> None:
+    for name, value in dataclasses.asdict(self).items():
+      if type(value) in (int, float) and not value > 0:
+        raise ValueError(f'{name}={value}, expected more than 0')
 
 
 class Endpoint(Protocol):
@@ -163,38 +174,54 @@ class Endpoint(Protocol):
 class Inbox:
   """What has arrived at an endpoint and was not received yet.
 
-  Whoever puts a message beyond the bound waits, which stops the reading of
-  its stream; control and bulk have bounds of their own, so that bulk that
-  nobody takes does not stop control.
+  Whoever puts a message beyond the bounds of its peer waits, which stops the
+  reading of its stream, and so the sender. Control and bulk have bounds of
+  their own, so that bulk that nobody takes does not stop control. One message
+  has room in any case.
   """
 
-  def __init__(self, queue_max: int):
-    self._queue_max = queue_max
+  def __init__(self, messages_max: int, bytes_max: int):
+    self._messages_max = messages_max
+    self._bytes_max = bytes_max
     self._items: deque[Incoming] = deque()
-    self._waiting = {False: 0, True: 0}  # by "is bulk"
+    # (peer, is bulk) -> messages, bytes
+    self._held: dict[tuple[str, bool], tuple[int, int]] = {}
     self._changed = threading.Condition()
     self._woken = False
     self._closed = False
 
-  def put(
-    self, item: Incoming, is_gone: Callable[[], bool] = lambda: False
-  ) -> None:
-    """Add an item; one of a peer that is gone meanwhile is dropped."""
-    bulk = isinstance(item, Delivery) and item.payload is not None
-    is_delivery = isinstance(item, Delivery)
+  def put(self, item: PeerUp | PeerDown | TokenRefused) -> None:
     with self._changed:
-      while (
-        is_delivery
-        and self._waiting[bulk] >= self._queue_max
-        and not self._closed
-        and not is_gone()
-      ):
-        self._changed.wait()
-      if is_gone():
-        return
       self._items.append(item)
-      self._waiting[bulk] += is_delivery
       self._changed.notify_all()
+
+  def put_message(
+    self, item: Delivery, nbytes: int, is_gone: Callable[[], bool]
+  ) -> None:
+    """Wait for room and put it; not if its peer is gone meanwhile."""
+    key = (item.peer, item.payload is not None)
+    with self._changed:
+      while not self._closed and not is_gone():
+        if self._put(key, item, nbytes):
+          return
+        self._changed.wait()
+
+  def offer_message(self, item: Delivery, nbytes: int) -> bool:
+    """Put it if there is room now."""
+    key = (item.peer, item.payload is not None)
+    with self._changed:
+      return self._put(key, item, nbytes)
+
+  def _put(self, key: tuple[str, bool], item: Delivery, nbytes: int) -> bool:
+    messages, held = self._held.get(key, (0, 0))
+    full = messages and (
+      messages >= self._messages_max or held + nbytes > self._bytes_max
+    )
+    if not full:
+      self._held[key] = (messages + 1, held + nbytes)
+      self._items.append(item)
+      self._changed.notify_all()
+    return not full
 
   def take(self, timeout_s: float | None) -> list[Incoming]:
     with self._changed:
@@ -207,7 +234,7 @@ class Inbox:
       self._woken = False
       items = list(self._items)
       self._items.clear()
-      self._waiting = {False: 0, True: 0}
+      self._held.clear()
       self._changed.notify_all()
       return items
 

@@ -3,7 +3,9 @@
 A frame is a header and a body. Control: one frame, the message as JSON. Bulk:
 a head frame (the message, the codec and the lengths of the buffers as JSON),
 then chunks of the buffers' bytes, one after the other. Chunks name their
-message, so that one of a higher priority may pass between them.
+message, so that one of a higher priority may pass between them. A stream that
+is closed ends with a frame that says so, as gRPC does not tell a server whether
+a client has closed it or is gone.
 
 Everything that is read here comes from outside and is hostile until checked.
 """
@@ -28,10 +30,11 @@ from diloco_jax.transport.base import Payload
 
 MAGIC = b'DiLo'
 WIRE_VERSION = 1
-CONTROL, HEAD, CHUNK = 1, 2, 3
+CONTROL, HEAD, CHUNK, END = 1, 2, 3, 4
 # magic, wire version, kind, spare, message number, body length, checksum
 HEADER = struct.Struct('<4sBBHIIQ')
 CONTROL_BYTES_MAX = 1 << 20
+CHUNK_BYTES_MAX = 1 << 24
 ALIGNMENT = 64  # bytes; XLA on CPUs takes such an array as it is
 PARTIAL_MAX = 4  # messages of one stream that have begun and not ended
 
@@ -87,6 +90,7 @@ def bulk_frames(
 
 
 def _chunks(number: int, payload: Payload, chunk_bytes: int) -> Iterator[bytes]:
+  chunk_bytes = min(chunk_bytes, CHUNK_BYTES_MAX)
   parts: list[memoryview] = []
   room = chunk_bytes
   for buffer in payload.buffers:
@@ -102,6 +106,11 @@ def _chunks(number: int, payload: Payload, chunk_bytes: int) -> Iterator[bytes]:
     yield _frame(CHUNK, number, *parts)
 
 
+def end_frame() -> bytes:
+  """Nothing comes after it."""
+  return _frame(END, 0)
+
+
 def _refuse_constant(name: str) -> Any:
   raise FrameError(f'{name} is not a number here')
 
@@ -109,10 +118,17 @@ def _refuse_constant(name: str) -> Any:
 def _parse_json(body: memoryview) -> Any:
   if len(body) > CONTROL_BYTES_MAX:
     raise FrameError(f'{len(body)} bytes of JSON')
+  data = bytes(body)
   try:
-    return json.loads(bytes(body), parse_constant=_refuse_constant)
+    value = json.loads(data, parse_constant=_refuse_constant)
+    if b'\\u' in data:
+      # A half of a surrogate pair would be a text that no file takes.
+      json.dumps(value, ensure_ascii=False).encode()
+  except FrameError:
+    raise
   except (ValueError, RecursionError) as e:
     raise FrameError(f'not JSON: {str(e)[:80]}') from e
+  return value
 
 
 def _keep_freed_memory() -> None:
@@ -200,6 +216,12 @@ class Parser:
     self._message_bytes_max = message_bytes_max
     self._pool = pool
     self._partial: dict[int, _Partial] = {}
+    self.is_ended = False
+
+  @property
+  def is_amid(self) -> bool:
+    """Whether a message has begun and not ended."""
+    return bool(self._partial)
 
   def feed(self, frame: bytes) -> Delivery | None:
     """The message that this frame completes, if any.
@@ -221,6 +243,13 @@ class Parser:
       raise FrameError(f'{len(body)} bytes, announced {length}')
     if xxhash.xxh3_64_intdigest(body) != checksum:
       raise FrameError('wrong checksum')
+    if self.is_ended:
+      raise FrameError('a frame after the end')
+    if kind == END:
+      if body or self._partial:
+        raise FrameError('an end amid a message')
+      self.is_ended = True
+      return None
     if kind == CONTROL:
       message = self._message(_parse_json(body))
       if isinstance(message, m.BULK):

@@ -16,7 +16,8 @@ from diloco_jax.transport import grpc_settings
 from diloco_jax.transport.grpc_settings import STREAMS
 
 WATCH_EVERY_S = 1.0
-CLOSE_S = 5.0  # to send what is queued, when this end is closed
+CLOSE_S = 5.0  # for a closing end, to wait for a server that takes nothing
+DETAILS_MAX = 200  # characters
 
 
 class ClientEndpoint:
@@ -34,14 +35,21 @@ class ClientEndpoint:
     self._options = options
     self._rng = rng
     self._credentials = grpc_settings.client_credentials(options)
-    self._inbox = base.Inbox(options.queue_max)
+    self._inbox = base.Inbox(options.queue_max, options.inflight_bytes_max)
     self._changed = threading.Condition()  # of all that follows
     self._peer: grpc_peer.Peer | None = None  # the connection that is up
     self._traffic_gone = base.Traffic(0, 0)
     self._closing = False
     self._refused = False  # the token
+    self._trouble = 'no answer yet'
     self._pool = frames.Pool()
     self._keeper = grpc_peer.start('transport', self._keep_connected)
+
+  @property
+  def trouble(self) -> str:
+    """Why there is no connection, as far as known; '' if there is one."""
+    with self._changed:
+      return self._trouble if self._peer is None else ''
 
   def _keep_connected(self) -> None:
     """Connect, wait for the end, try again with back-off and jitter."""
@@ -70,7 +78,10 @@ class ClientEndpoint:
     """One connection, from its beginning to its end."""
     peer = grpc_peer.Peer(base.SYNCER, self._options)
     channels = {stream: self._channel() for stream in STREAMS}
-    metadata = (('token', self._token), ('session', uuid.uuid4().hex))
+    metadata = (
+      (grpc_settings.TOKEN, self._token.encode()),
+      (grpc_settings.SESSION, uuid.uuid4().hex),
+    )
     calls = {}
     readers = []
     for stream, channel in channels.items():
@@ -117,12 +128,16 @@ class ClientEndpoint:
         self._changed.wait(WATCH_EVERY_S)
       if self._closing:
         peer.end()
-        self._changed.wait_for(lambda: peer.over, CLOSE_S)
+        before, sent = -1, peer.traffic().bytes_out
+        while not peer.over and sent > before:
+          self._changed.wait_for(lambda: peer.over, CLOSE_S)
+          before, sent = sent, peer.traffic().bytes_out
 
   def _drop(self, peer: grpc_peer.Peer) -> None:
     with self._changed:
       was_up = self._peer is peer
       self._peer = None
+      self._trouble = peer.reason or 'no answer'
       peer.gone = True
       self._traffic_gone = grpc_peer.add(self._traffic_gone, peer.traffic())
       if was_up:
@@ -134,15 +149,15 @@ class ClientEndpoint:
   def _read(self, peer: grpc_peer.Peer, stream: str, call: Any) -> None:
     """One stream, from its beginning to its end."""
     parser = frames.Parser(
-      base.SYNCER, m.TO_ISLAND, self._options.message_bytes_max, self._pool
+      base.SYNCER, m.TO_ISLAND, self._options.payload_bytes_max, self._pool
     )
     try:
-      # The server answers with its metadata once it has taken the token.
-      call.initial_metadata()
+      if grpc_settings.ACCEPTED not in map(tuple, call.initial_metadata()):
+        call.code()  # in the end there is one
+        raise call
       with self._changed:
-        if call.is_active():
-          peer.open.add(stream)
-          self._changed.notify_all()
+        peer.open.add(stream)
+        self._changed.notify_all()
         self._changed.wait_for(
           lambda: self._peer is peer or peer.gone or not call.is_active()
         )
@@ -153,10 +168,9 @@ class ClientEndpoint:
     except MemoryError as e:
       self._ended(peer, stream, f'no memory: {e}', failed=True)
     except grpc.RpcError as error:
-      code = error.code()
       with self._changed:
-        self._refused |= code == grpc.StatusCode.UNAUTHENTICATED
-      self._ended(peer, stream, f'connection lost: {code.name}', failed=True)
+        self._refused |= error.code() == grpc.StatusCode.UNAUTHENTICATED
+      self._ended(peer, stream, _reason(error), failed=True)
     else:
       self._ended(peer, stream, 'closed by the syncer')
 
@@ -209,5 +223,13 @@ class ClientEndpoint:
     with self._changed:
       self._closing = True
       self._changed.notify_all()
-    self._keeper.join(4 * CLOSE_S)
+    self._keeper.join()
     self._inbox.close()
+
+
+def _reason(error: Any) -> str:
+  """What a failed call says, on one line."""
+  details = ' '.join((error.details() or '').split())[:DETAILS_MAX]
+  if error.code() == grpc.StatusCode.ABORTED:
+    return f'dropped by the peer: {details}'
+  return f'connection lost: {error.code().name}: {details}'

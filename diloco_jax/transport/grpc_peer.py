@@ -30,6 +30,8 @@ class Peer:
     self.reason = ''  # why it ended; a failure counts more than an end
     self.bytes_in = dict.fromkeys(STREAMS, 0)  # each by its own thread
     self.heard_at = time.monotonic()
+    # Since when the rest of a message that has begun is waited for.
+    self._amid_since: dict[str, float | None] = dict.fromkeys(STREAMS)
     self._options = options
 
   def send(
@@ -38,7 +40,7 @@ class Peer:
     if payload is None:
       frame = frames.control_frame(message)
       return self.outboxes[CONTROL].put(iter((frame,)), len(frame), 0)
-    if payload.nbytes > self._options.message_bytes_max:
+    if payload.nbytes > self._options.payload_bytes_max:
       return False
     outbox = self.outboxes[BULK]
     pieces = frames.bulk_frames(
@@ -55,11 +57,17 @@ class Peer:
   ) -> None:
     """Take one frame. Raises FrameError."""
     self.heard_at = time.monotonic()
-    self.bytes_in[stream] += len(frame)
+    self._amid_since[stream] = None
     delivery = parser.feed(frame)
+    if not parser.is_ended:
+      self.bytes_in[stream] += len(frame)
     if delivery is not None:
-      inbox.put(delivery, lambda: self.gone)
+      payload = delivery.payload
+      nbytes = len(frame) if payload is None else payload.nbytes
+      inbox.put_message(delivery, nbytes, lambda: self.gone)
       self.heard_at = time.monotonic()
+    if parser.is_amid:
+      self._amid_since[stream] = time.monotonic()
 
   @property
   def over(self) -> bool:
@@ -71,6 +79,9 @@ class Peer:
     limit_s = self._options.deadline_s
     if max(x.stalled_s() for x in self.outboxes.values()) > limit_s:
       return 'does not take what is sent'
+    for since in self._amid_since.values():
+      if since is not None and time.monotonic() - since > limit_s:
+        return 'does not go on with a message'
     half = self.ended and len(self.ended) < len(STREAMS)
     if half and time.monotonic() - self.heard_at > limit_s:
       return 'only half a connection is left'
@@ -79,7 +90,7 @@ class Peer:
   def end(self) -> None:
     """Close after what is queued."""
     for outbox in self.outboxes.values():
-      outbox.end()
+      outbox.end(frames.end_frame())
 
   def close(self) -> None:
     """Close at once."""

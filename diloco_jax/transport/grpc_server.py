@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 import concurrent.futures
 import hmac
+import logging
 import threading
 import time
 from typing import Any
@@ -20,8 +21,10 @@ from diloco_jax.transport.grpc_settings import STREAMS
 
 PEERS_MAX = 256
 SESSION_MAX = 64  # characters
+LOOPBACK = ('127.0.0.1', '[::1]', 'localhost')
 WATCH_EVERY_S = 1.0
-CLOSE_S = 5.0  # to send what is queued, when this end is closed
+CLOSE_S = 5.0  # for a closing end, to wait for peers that take nothing
+CANCEL_S = 1.0  # for calls that are over to end by themselves
 
 
 class _Threads(concurrent.futures.Executor):
@@ -64,6 +67,9 @@ class _Session(grpc_peer.Peer):
     self.key = key
     self.since = time.monotonic()
     self.whole = threading.Event()  # both streams are here, or it is gone
+    self.fault = ''  # what it is told, where it is dropped for something
+    self.contexts: list[Any] = []
+    self.went: set[str] = set()  # streams on which all has been sent
 
 
 class ServerEndpoint:
@@ -74,13 +80,15 @@ class ServerEndpoint:
       raise ValueError('a token is required')
     self._options = options
     self._token = token.encode()
-    self._inbox = base.Inbox(options.queue_max)
+    self._inbox = base.Inbox(options.queue_max, options.inflight_bytes_max)
     self._lock = threading.Lock()
     self._peers: dict[str, _Session] = {}
     self._sessions: dict[str, _Session] = {}  # by key
     self._names = 0
     self._traffic_gone = base.Traffic(0, 0)  # of peers that are gone
     self._closing = threading.Event()
+    self._changed = threading.Condition(self._lock)  # a peer is gone
+    self._dropped: list[_Session] = []  # since the watcher last looked
     self._pool = frames.Pool()
     self._threads = _Threads()
     self._server = grpc.server(
@@ -98,6 +106,21 @@ class ServerEndpoint:
 
   def _bind(self, address: str) -> str:
     credentials = grpc_settings.server_credentials(self._options)
+    host, _, number = address.rpartition(':')
+    # gRPC would take a port modulo 2**16.
+    if not (host and number.isdecimal() and int(number) < 1 << 16):
+      raise UserError(
+        [
+          Problem(
+            f'launch.address and launch.port: {address}',
+            'not an address and a port',
+            'HOST:PORT, with a port below 65536',
+            '',
+          )
+        ]
+      )
+    if credentials is None and host not in LOOPBACK:
+      logging.warning('%s without TLS: token and data can be read', address)
     try:
       if credentials is None:
         port = self._server.add_insecure_port(address)
@@ -118,48 +141,48 @@ class ServerEndpoint:
           )
         ]
       )
-    return f'{address.rsplit(":", 1)[0]}:{port}'
+    return f'{host}:{port}'
 
   # One stream of one peer.
 
   def _handler(self, stream: str) -> Any:
     def handle(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-      peer, went = self._admit(stream, context)
+      peer = self._admit(stream, context)
       self._threads.submit(self._read, peer, stream, requests)
       yield from peer.outboxes[stream]
-      went.set()
+      if peer.fault:
+        context.abort(grpc.StatusCode.ABORTED, peer.fault)
+      peer.went.add(stream)
 
     return grpc.stream_stream_rpc_method_handler(handle)
 
-  def _admit(
-    self, stream: str, context: Any
-  ) -> tuple[_Session, threading.Event]:
+  def _admit(self, stream: str, context: Any) -> _Session:
     """Check the token; the two streams of a session make one peer."""
     metadata = dict(context.invocation_metadata())
-    token = str(metadata.get('token', ''))
-    key = str(metadata.get('session', ''))
-    if not hmac.compare_digest(token.encode(), self._token):
+    token = bytes(metadata.get(grpc_settings.TOKEN, b''))
+    key = str(metadata.get(grpc_settings.SESSION, ''))
+    if not hmac.compare_digest(token, self._token):
+      logging.warning('%s showed a wrong token, or none', context.peer())
       context.abort(grpc.StatusCode.UNAUTHENTICATED, 'token refused')
     if not 0 < len(key) <= SESSION_MAX:
       context.abort(grpc.StatusCode.INVALID_ARGUMENT, 'no session')
-    peer = self._enter(stream, key)
+    peer = self._enter(stream, key, context)
     if peer is None:
       context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, 'no place left')
       raise AssertionError  # abort has raised
-    went = threading.Event()  # the answers are at their regular end
 
     def on_end() -> None:
-      if went.is_set():
+      if stream in peer.went:
         self._stream_ended(peer, stream, 'closed here')
       else:
         self._drop(peer, 'connection lost')
 
     if not context.add_callback(on_end):
       on_end()
-    context.send_initial_metadata(())
-    return peer, went
+    context.send_initial_metadata((grpc_settings.ACCEPTED,))
+    return peer
 
-  def _enter(self, stream: str, key: str) -> _Session | None:
+  def _enter(self, stream: str, key: str, context: Any) -> _Session | None:
     with self._lock:
       peer = self._sessions.get(key)
       if peer is None:
@@ -171,6 +194,7 @@ class ServerEndpoint:
       if stream in peer.open:
         return None
       peer.open.add(stream)
+      peer.contexts.append(context)
       if len(peer.open) == len(STREAMS):
         self._inbox.put(base.PeerUp(peer.name))
         peer.whole.set()
@@ -180,7 +204,7 @@ class ServerEndpoint:
     self, peer: _Session, stream: str, requests: Iterator[bytes]
   ) -> None:
     parser = frames.Parser(
-      peer.name, m.TO_SYNCER, self._options.message_bytes_max, self._pool
+      peer.name, m.TO_SYNCER, self._options.payload_bytes_max, self._pool
     )
     peer.whole.wait()
     while not peer.gone:
@@ -190,12 +214,15 @@ class ServerEndpoint:
         self._drop(peer, 'connection lost')
         return
       if frame is None:
-        self._stream_ended(peer, stream, 'closed by the peer')
+        if parser.is_ended or stream in peer.went:
+          self._stream_ended(peer, stream, 'closed by the peer')
+        else:
+          self._drop(peer, 'connection lost')
         return
       try:
         peer.read(stream, frame, parser, self._inbox)
       except (frames.FrameError, MemoryError) as e:
-        self._drop(peer, f'bad frame: {e}')
+        self._drop(peer, f'bad frame: {e}', is_fault=True)
         return
 
   def _stream_ended(self, peer: _Session, stream: str, reason: str) -> None:
@@ -207,30 +234,39 @@ class ServerEndpoint:
     if both:
       self._drop(peer, peer.reason)
 
-  def _drop(self, peer: _Session, reason: str) -> None:
+  def _drop(self, peer: _Session, reason: str, is_fault: bool = False) -> None:
     with self._lock:
       if peer.gone:
         return
       peer.gone = True
+      peer.fault = reason if is_fault else ''
+      self._dropped.append(peer)
       del self._peers[peer.name], self._sessions[peer.key]
       self._traffic_gone = grpc_peer.add(self._traffic_gone, peer.traffic())
       if peer.whole.is_set():
         self._inbox.put(base.PeerDown(peer.name, reason))
+      self._changed.notify_all()
     peer.whole.set()
     peer.close()
 
   def _watch(self) -> None:
     """Give up streams that do not move, and halves of connections."""
+    ending: list[_Session] = []
     while not self._closing.wait(WATCH_EVERY_S):
+      # The calls of one that is gone end by themselves, unless it takes
+      # nothing of what was handed to gRPC.
+      for context in [x for peer in ending for x in peer.contexts]:
+        context.cancel()
       with self._lock:
         peers = list(self._peers.values())
+        ending, self._dropped = self._dropped, []
       for peer in peers:
         trouble = peer.trouble()
         age = time.monotonic() - peer.since
         if trouble:
-          self._drop(peer, trouble)
+          self._drop(peer, trouble, is_fault=True)
         elif not peer.whole.is_set() and age > self._options.connect_timeout_s:
-          self._drop(peer, 'only half a connection')
+          self._drop(peer, 'only half a connection', is_fault=True)
 
   # The interface.
 
@@ -277,7 +313,12 @@ class ServerEndpoint:
     for peer in peers:
       peer.end()
     # Handlers end when their outboxes are empty; then their readers do.
-    self._server.stop(CLOSE_S).wait(2 * CLOSE_S)
+    before, sent = -1, self.traffic().bytes_out
+    while self._peers and sent > before:
+      with self._changed:
+        self._changed.wait_for(lambda: not self._peers, CLOSE_S)
+      before, sent = sent, self.traffic().bytes_out
+    self._server.stop(CANCEL_S).wait()
     for peer in peers:
       self._drop(peer, 'closed here')
     self._inbox.close()

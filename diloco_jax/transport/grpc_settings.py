@@ -1,6 +1,7 @@
 """What gRPC is told: sizes, times, certificates."""
 
 import pathlib
+import ssl
 from typing import Any
 
 import grpc
@@ -10,10 +11,14 @@ from diloco_jax.errors import UserError
 from diloco_jax.transport import base
 
 SERVICE = 'diloco_jax.Exchange'
+# Metadata; what ends in -bin may hold any bytes.
+TOKEN = 'token-bin'
+SESSION = 'session'
+ACCEPTED = ('accepted', '1')  # from the server, once it has taken the token
 CONTROL = 'control'
 BULK = 'bulk'
 STREAMS = (CONTROL, BULK)
-FRAME_SLACK = 1 << 20  # header and JSON beyond the chunk
+FRAME_BYTES_MAX = (1 << 24) + (1 << 20)  # the largest chunk, and room
 TLS = 'launch.transport.tls'  # where the files are named
 
 
@@ -21,13 +26,15 @@ def channel_options(
   options: base.TransportOptions, *, is_server: bool
 ) -> list[tuple[str, Any]]:
   """The settings of a channel or of a server."""
-  most = options.chunk_bytes + FRAME_SLACK
-  keepalive_ms = int(options.keepalive_s * 1000)
+  keepalive_ms = max(1, int(options.keepalive_s * 1000))
   settings: list[tuple[str, Any]] = [
-    ('grpc.max_send_message_length', most),
-    ('grpc.max_receive_message_length', most),
+    # The same at both ends, whatever the size of their own chunks.
+    ('grpc.max_send_message_length', FRAME_BYTES_MAX),
+    ('grpc.max_receive_message_length', FRAME_BYTES_MAX),
     ('grpc.keepalive_time_ms', keepalive_ms),
     ('grpc.keepalive_timeout_ms', keepalive_ms),
+    # Without it, an answer is waited for a minute, whatever the former says.
+    ('grpc.http2.ping_timeout_ms', keepalive_ms),
     ('grpc.keepalive_permit_without_calls', 1),
     ('grpc.http2.max_pings_without_data', 0),
     ('grpc.http2.max_frame_size', 1 << 20),
@@ -36,75 +43,97 @@ def channel_options(
   if is_server:
     # Two servers on one port would each get half of the islands.
     settings.append(('grpc.so_reuseport', 0))
-    settings.append(
-      ('grpc.http2.min_ping_interval_without_data_ms', keepalive_ms // 2)
-    )
+    # Each end has a keepalive of its own: nobody is sent away for asking.
+    settings.append(('grpc.http2.max_ping_strikes', 0))
   else:
     # Each stream has a connection of its own.
     settings.append(('grpc.use_local_subchannel_pool', 1))
+    # A proxy for the web does not know the islands.
+    settings.append(('grpc.enable_http_proxy', 0))
   return settings
 
 
-def _read(path: str, where: str) -> bytes | None:
-  if not path:
-    return None
+def _wants_tls(options: base.TransportOptions) -> bool:
+  """Any of the settings: one left out must not mean plain text."""
+  files = (options.tls_cert, options.tls_key, options.tls_ca)
+  return options.mutual_tls or any(files)
+
+
+def _problem(name: str, path: str, error: OSError) -> Problem:
+  reason = error.strerror or str(error)
+  return Problem(f'{TLS}_{name}', path, 'a readable PEM file', reason)
+
+
+def _read_files(
+  options: base.TransportOptions, needed: tuple[str, ...]
+) -> dict[str, bytes | None]:
+  """The content of 'cert', 'key' and 'ca', None where not given.
+
+  gRPC says nothing of a file that does not do; every connection would fail.
+
+  Raises:
+    UserError: with a problem for each file that is needed and not given, or
+      is none, or does not fit the other.
+  """
+  paths = {
+    'cert': options.tls_cert,
+    'key': options.tls_key,
+    'ca': options.tls_ca,
+  }
+  problems = [
+    Problem(f'{TLS}_{name}', 'nothing', 'a PEM file', 'TLS needs it here')
+    for name in needed
+    if not paths[name]
+  ]
+  content = dict[str, bytes | None].fromkeys(paths)
+  for name, path in paths.items():
+    try:
+      content[name] = pathlib.Path(path).read_bytes() if path else None
+    except OSError as e:
+      problems.append(_problem(name, path, e))
+  if problems:
+    raise UserError(problems)
+  context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
   try:
-    return pathlib.Path(path).read_bytes()
+    if options.tls_ca:
+      context.load_verify_locations(options.tls_ca)
   except OSError as e:
-    raise UserError(
-      [Problem(where, path, 'a readable PEM file', str(e.strerror))]
-    ) from e
+    problems.append(_problem('ca', options.tls_ca, e))
+  try:
+    if 'cert' in needed:
+      # Without the last argument a terminal is asked for a locked key.
+      context.load_cert_chain(options.tls_cert, options.tls_key, lambda: '')
+  except OSError as e:
+    both = f'{options.tls_cert}, {options.tls_key}'
+    problems.append(_problem('cert and its key', both, e))
+  if problems:
+    raise UserError(problems)
+  return content
 
 
 def server_credentials(options: base.TransportOptions) -> Any:
-  """None without TLS. Raises UserError where a file is missing."""
-  certificate = _read(options.tls_cert, f'{TLS}_cert')
-  key = _read(options.tls_key, f'{TLS}_key')
-  authority = _read(options.tls_ca, f'{TLS}_ca')
-  if certificate is None and not options.mutual_tls:
+  """None without TLS. Raises UserError where a file does not do."""
+  if not _wants_tls(options):
     return None
-  if (
-    certificate is None
-    or key is None
-    or (options.mutual_tls and authority is None)
-  ):
-    raise UserError(
-      [
-        Problem(
-          f'{TLS}_cert, {TLS}_key and {TLS}_ca',
-          'some of them not given',
-          'PEM files for TLS; the authority too for mutual TLS',
-          'give them, or leave tls_cert empty and mutual_tls off',
-        )
-      ]
-    )
+  authority = ('ca',) if options.mutual_tls else ()
+  files = _read_files(options, ('cert', 'key', *authority))
   return grpc.ssl_server_credentials(
-    [(key, certificate)],
-    root_certificates=authority if options.mutual_tls else None,
+    [(files['key'], files['cert'])],
+    root_certificates=files['ca'] if options.mutual_tls else None,
     require_client_auth=options.mutual_tls,
   )
 
 
 def client_credentials(options: base.TransportOptions) -> Any:
-  """None without TLS. Raises UserError where a file is missing."""
-  authority = _read(options.tls_ca, f'{TLS}_ca')
-  certificate = key = None
-  if options.mutual_tls:
-    certificate = _read(options.tls_cert, f'{TLS}_cert')
-    key = _read(options.tls_key, f'{TLS}_key')
-    if authority is None or certificate is None or key is None:
-      raise UserError(
-        [
-          Problem(
-            f'{TLS}_ca, {TLS}_cert and {TLS}_key',
-            'some of them not given',
-            'all three for mutual TLS',
-            'give them, or leave mutual_tls off',
-          )
-        ]
-      )
-  if authority is None:
+  """None without TLS. Raises UserError where a file does not do.
+
+  Without an authority, those that the machine trusts.
+  """
+  if not _wants_tls(options):
     return None
+  if not options.mutual_tls:
+    return grpc.ssl_channel_credentials(_read_files(options, ())['ca'])
+  files = _read_files(options, ('cert', 'key', 'ca'))
   return grpc.ssl_channel_credentials(
-    authority, private_key=key, certificate_chain=certificate
+    files['ca'], private_key=files['key'], certificate_chain=files['cert']
   )

@@ -47,14 +47,6 @@ class Hub:
     return client
 
 
-class _Held:
-  """What has arrived from one peer and was not received yet."""
-
-  def __init__(self) -> None:
-    self.messages = 0
-    self.bytes = 0
-
-
 def _nbytes(payload: base.Payload | None) -> int:
   return HEADER_BYTES + (0 if payload is None else payload.nbytes)
 
@@ -70,19 +62,16 @@ class _Endpoint:
   ):
     self._options = options
     self._sends = sends
-    # Bounded per peer, in `_deliver`: a sender may not be made to wait here.
-    self.inbox = base.Inbox(1 << 62)
+    self.inbox = base.Inbox(options.queue_max, options.inflight_bytes_max)
     self.closed = False
     self._lock = lock
     self._links: dict[str, tuple[_Endpoint, str]] = {}
-    self._held: dict[str, _Held] = {}
     self._bytes_in = 0
     self._bytes_out = 0
 
   def link(self, name: str, other: '_Endpoint', our_name: str) -> None:
     """With the lock held."""
     self._links[name] = (other, our_name)
-    self._held[name] = _Held()
     self.inbox.put(base.PeerUp(name))
 
   def send(
@@ -99,7 +88,7 @@ class _Endpoint:
     base.check_payload(message, payload)
     message = records.message_from_plain(records.to_plain(message))
     if payload is not None:
-      if payload.nbytes > self._options.message_bytes_max:
+      if payload.nbytes > self._options.payload_bytes_max:
         return False
       payload = base.Payload(
         payload.kind, tuple(np.array(x) for x in payload.buffers)
@@ -118,27 +107,15 @@ class _Endpoint:
     self, peer: str, message: m.Message, payload: base.Payload | None
   ) -> bool:
     """With the lock held."""
-    held = self._held[peer]
     nbytes = _nbytes(payload)
-    if (
-      held.messages >= self._options.queue_max
-      or held.bytes + nbytes > self._options.inflight_bytes_max
-    ):
+    item = base.Delivery(peer, message, payload)
+    if not self.inbox.offer_message(item, nbytes):
       return False
-    held.messages += 1
-    held.bytes += nbytes
     self._bytes_in += nbytes
-    self.inbox.put(base.Delivery(peer, message, payload))
     return True
 
   def receive(self, timeout_s: float | None) -> list[base.Incoming]:
-    items = self.inbox.take(timeout_s)
-    with self._lock:
-      for item in items:
-        if isinstance(item, base.Delivery) and item.peer in self._held:
-          self._held[item.peer].messages -= 1
-          self._held[item.peer].bytes -= _nbytes(item.payload)
-    return items
+    return self.inbox.take(timeout_s)
 
   def wake(self) -> None:
     self.inbox.wake()
@@ -152,7 +129,7 @@ class _Endpoint:
     if peer not in self._links:
       return
     other, our_name = self._links.pop(peer)
-    del self._held[peer], other._links[our_name], other._held[our_name]
+    del other._links[our_name]
     self.inbox.put(base.PeerDown(peer, 'closed here'))
     other.inbox.put(base.PeerDown(our_name, 'closed by the peer'))
 

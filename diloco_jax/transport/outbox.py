@@ -22,6 +22,7 @@ class Outbox:
     self._changed = threading.Condition()
     self._queued_bytes = 0
     self._ending = False  # after what is queued
+    self._last = b''  # after all else
     self._closed = False
     self._moved_at = time.monotonic()
     self.bytes_out = 0
@@ -55,6 +56,9 @@ class Outbox:
       with self._changed:
         while not self._heap and not self._ending and not self._closed:
           self._changed.wait()
+        if self._last and not self._heap and not self._closed:
+          last, self._last = self._last, b''
+          return last
         if self._closed or not self._heap:
           self._closed = True
           self._changed.notify_all()
@@ -81,10 +85,12 @@ class Outbox:
         return 0.0
       return time.monotonic() - self._moved_at
 
-  def end(self) -> None:
-    """Close after what is queued."""
+  def end(self, last: bytes = b'') -> None:
+    """Close after what is queued, and a last frame, which is not counted."""
     with self._changed:
-      self._ending = True
+      if not self._ending:
+        self._ending = True
+        self._last = last
       self._changed.notify_all()
 
   def close(self) -> None:

@@ -38,6 +38,7 @@ class Contract(parameterized.TestCase):
     run = self.transport(base.TransportOptions(**options))
     self.addCleanup(ends.in_thread, run.server.close)
     client = self.connect(run)
+    self.run_ = run
     return run.server, ends.one(run.server, base.PeerUp).peer, client
 
   def connect(self, run):
@@ -179,6 +180,36 @@ class Contract(parameterized.TestCase):
       [x.message.fragment if bulk else x.message.seq for x in items],
       list(range(sent)),
     )
+
+  def test_a_receiver_that_takes_nothing(self):
+    """Memory is bounded at both ends; control and other peers go on."""
+    server, name, client = self.start(inflight_bytes_max=4 << 20)
+    payload = ends.payload(1 << 20)
+    sent = 0
+    refused = 0
+    while refused < 50:  # until nothing moves any more
+      if client.send(base.SYNCER, ends.contribution(sent), payload):
+        sent, refused = sent + 1, 0
+      else:
+        self.assertEqual(client.receive(0.005), [])
+        refused += 1
+    # What the two ends hold, and what is between them.
+    self.assertBetween(sent, 3, 60)
+    self.assertTrue(client.send(base.SYNCER, ends.report()))
+    other = self.connect(self.run_)
+    self.assertTrue(other.send(base.SYNCER, ends.contribution(), payload))
+    first = server.receive(ends.TIMEOUT_S)
+    held = [x for x in first if x.peer == name and x.payload is not None]
+    self.assertLessEqual(sum(x.payload.nbytes for x in held), 4 << 20)
+    rest = ends.receive_until(
+      server, lambda items: len(first) + len(items) >= sent + 3
+    )
+    items = [x for x in first + rest if x.peer == name]
+    self.assertEqual(
+      [x.message.fragment for x in items if x.payload is not None],
+      list(range(sent)),
+    )
+    self.assertIn(ends.report(), [x.message for x in items])
 
   def test_unknown_peers_are_refused(self):
     server, name, client = self.start()
@@ -339,6 +370,17 @@ class Contract(parameterized.TestCase):
 
 class InProcessTest(Contract):
   transport = ends.InProcess
+
+  def test_a_hundred_peers(self):
+    run = self.transport()
+    self.addCleanup(run.server.close)
+    clients = [self.connect(run) for _ in range(100)]
+    names = [x.peer for x in run.server.receive(0)]
+    self.assertLen(set(names), 100)
+    for k, client in enumerate(clients):
+      self.assertTrue(client.send(base.SYNCER, ends.report(k)))
+    for k, item in enumerate(ends.deliveries(run.server, 100)):
+      self.assertEqual((item.peer, item.message.seq), (names[k], k))
 
 
 class GrpcTest(Contract):

@@ -53,7 +53,7 @@ class RawClient:
     credentials=None,
   ):
     if metadata is None:
-      metadata = (('token', TOKEN), ('session', uuid.uuid4().hex))
+      metadata = (('token-bin', TOKEN.encode()), ('session', uuid.uuid4().hex))
     self._open = threading.Event()
     self.calls = {}
     self._channels = []

@@ -89,9 +89,11 @@ class FramesTest(parameterized.TestCase):
     ('version', frame(1, plain(), version=2), 'wire version 2, expected 1'),
     ('checksum', frame(1, plain(), checksum=7), 'wrong checksum'),
     ('length', frame(1, plain(), length=3), 'announced 3'),
-    ('kind', frame(4, plain()), 'unknown kind 4'),
+    ('kind', frame(5, plain()), 'unknown kind 5'),
+    ('more_than_an_end', frame(4, b'x'), 'an end amid'),
     ('no_json', frame(1, b'{'), 'not JSON'),
     ('not_utf8', frame(1, b'"\xff"'), 'not JSON'),
+    ('half_a_pair', frame(1, plain(state='\ud800')), 'not JSON'),
     ('deep', frame(1, b'[' * 100_000), 'not JSON'),
     ('much_json', frame(1, b' ' * (1 << 20) + b'1'), 'bytes of JSON'),
     ('nan', frame(1, plain(loss=float('nan'))), 'NaN is not a number'),
@@ -131,6 +133,19 @@ class FramesTest(parameterized.TestCase):
       p.feed(frame(2, head([4]), 1))
       with self.assertRaisesRegex(frames.FrameError, 'does not fit'):
         p.feed(frame(3, body, 1))
+
+  def test_nothing_comes_after_the_end(self):
+    p = parser()
+    self.assertIsNone(p.feed(frames.end_frame()))
+    self.assertTrue(p.is_ended)
+    for data in (frames.end_frame(), frame(1, plain())):
+      with self.assertRaisesRegex(frames.FrameError, 'after the end'):
+        p.feed(data)
+    p = parser()
+    p.feed(frame(2, head([4]), 1))
+    with self.assertRaisesRegex(frames.FrameError, 'amid a message'):
+      p.feed(frames.end_frame())
+    self.assertFalse(p.is_ended)
 
   def test_refuses_many_at_once(self):
     p = parser()

@@ -58,14 +58,14 @@ class StrangeServerTest(GrpcCase):
     self.addCleanup(over.set)
 
     def control(requests, context):
-      context.send_initial_metadata(())
+      context.send_initial_metadata((('accepted', '1'),))
       for frame in requests:
         got.put(frame)
       yield from ()
 
     def bulk(requests, context):
       del requests
-      context.send_initial_metadata(())
+      context.send_initial_metadata((('accepted', '1'),))
       over.wait(ends.TIMEOUT_S)
       yield from ()
 
@@ -92,12 +92,12 @@ class StrangeServerTest(GrpcCase):
 
   def test_bad_frames_end_the_connection(self):
     def control(requests, context):
-      context.send_initial_metadata(())
+      context.send_initial_metadata((('accepted', '1'),))
       yield b'garbage, thirty bytes or more of it'
       yield from requests
 
     def bulk(requests, context):
-      context.send_initial_metadata(())
+      context.send_initial_metadata((('accepted', '1'),))
       yield from requests
 
     client = self.connect(self.strange_server(control, bulk))
@@ -222,6 +222,38 @@ class LostTest(GrpcCase):
     ends.one(client, base.PeerDown)
     ends.one(client, base.PeerUp)
     self.assertNotEqual(ends.one(server, base.PeerUp).peer, first)
+
+  def test_a_token_that_is_refused_later(self):
+    server = self.serve()
+    client = self.connect(server.address, backoff_first_s=0.01)
+    ends.one(client, base.PeerUp)
+    ends.in_thread(server.close)
+    ends.one(client, base.PeerDown)
+    other = grpc.serve(server.address, 'another token')
+    self.addCleanup(ends.in_thread, other.close)
+    self.assertEqual(
+      client.receive(ends.TIMEOUT_S), [base.TokenRefused(base.SYNCER)]
+    )
+    self.assertIn('UNAUTHENTICATED', client.trouble)
+
+  def test_trouble_is_told(self):
+    with socket.create_server(('127.0.0.1', 0)) as listening:
+      address = local_address(listening)
+    tried = threading.Event()
+
+    class Rng:
+      def uniform(self, low, high):
+        del high
+        tried.set()
+        return low
+
+    client = grpc.connect(address, ends.TOKEN, rng=Rng())
+    self.addCleanup(ends.in_thread, client.close)
+    self.assertTrue(tried.wait(ends.TIMEOUT_S))
+    self.assertRegex(client.trouble, 'UNAVAILABLE: .*refused')
+    self.serve(address)
+    ends.one(client, base.PeerUp)
+    self.assertEqual(client.trouble, '')
 
   def test_a_port_in_use_is_told(self):
     server = self.serve()

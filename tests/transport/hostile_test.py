@@ -2,6 +2,7 @@
 
 import pathlib
 import socket
+import threading
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -73,7 +74,7 @@ class HostileTest(GrpcCase):
       ),
       'at most 1000',
     ),
-    ('oversize_frame', 'bulk', b'x' * (3 << 20), 'connection lost'),
+    ('oversize_frame', 'bulk', b'x' * (20 << 20), 'connection lost'),
   )
   def test_is_dropped_with_a_reason(self, stream, frame, reason):
     server = self.serve(message_bytes_max=1000)
@@ -90,9 +91,9 @@ class HostileTest(GrpcCase):
 
   @parameterized.parameters(
     ((),),
-    ((('token', ''),),),
+    ((('token-bin', b''),),),
     ((('session', 'a'),),),
-    ((('token', ends.TOKEN + 'x'), ('session', 'a')),),
+    ((('token-bin', ends.TOKEN.encode() + b'x'), ('session', 'a')),),
   )
   def test_no_entry_without_the_token(self, metadata):
     server = self.serve()
@@ -105,7 +106,8 @@ class HostileTest(GrpcCase):
   def test_no_entry_without_a_session(self, session):
     server = self.serve()
     raw = self.raw(
-      server, metadata=(('token', ends.TOKEN), ('session', session))
+      server,
+      metadata=(('token-bin', ends.TOKEN.encode()), ('session', session)),
     )
     for call in raw.calls.values():
       self.assertNotEqual(call.code(), grpc_library.StatusCode.OK)
@@ -113,7 +115,7 @@ class HostileTest(GrpcCase):
 
   def test_a_session_is_not_shared(self):
     server = self.serve()
-    metadata = (('token', ends.TOKEN), ('session', 'mine'))
+    metadata = (('token-bin', ends.TOKEN.encode()), ('session', 'mine'))
     raw = self.raw(server, metadata=metadata)
     peer = ends.one(server, base.PeerUp).peer
     other = self.raw(server, metadata=metadata)
@@ -137,8 +139,16 @@ class HostileTest(GrpcCase):
     server = self.serve(deadline_s=0.1)
     raw = self.raw(server)
     ends.one(server, base.PeerUp)
+    raw.send('control', frames.end_frame())
     raw.send('control', None)
     self.assertIn('half', ends.one(server, base.PeerDown).reason)
+
+  def test_who_is_gone_has_not_closed(self):
+    server = self.serve()
+    raw = self.raw(server)
+    ends.one(server, base.PeerUp)
+    raw.send('control', None)
+    self.assertEqual(ends.one(server, base.PeerDown).reason, 'connection lost')
 
   def test_one_who_reads_nothing_is_given_up(self):
     server = self.serve(deadline_s=0.2)
@@ -146,6 +156,43 @@ class HostileTest(GrpcCase):
     peer = ends.one(server, base.PeerUp).peer
     server.send(peer, ends.broadcast(), ends.payload(64 << 20))
     self.assertIn('does not take', ends.one(server, base.PeerDown).reason)
+
+  def no_stream_is_left(self):
+    for thread in threading.enumerate():
+      if thread.name == 'transport stream':
+        thread.join(ends.TIMEOUT_S)
+        self.assertFalse(thread.is_alive())
+
+  def test_its_threads_end_though_it_still_reads_nothing(self):
+    server = self.serve()
+    raw = self.raw(server)
+    peer = ends.one(server, base.PeerUp).peer
+    server.send(peer, ends.broadcast(), ends.payload(64 << 20))
+    raw.send('control', b'garbage')
+    ends.one(server, base.PeerDown)
+    self.no_stream_is_left()
+
+  def test_is_told_what_it_did(self):
+    server = self.serve()
+    raw = self.raw(server)
+    ends.one(server, base.PeerUp)
+    raw.send('control', b'DiLo\2' + bytes(30))
+    down = ends.one(server, base.PeerDown)
+    for call in raw.calls.values():
+      self.assertEqual(call.code(), grpc_library.StatusCode.ABORTED)
+      self.assertEqual(call.details(), down.reason)
+
+  def test_a_message_that_does_not_go_on(self):
+    server = self.serve(deadline_s=0.2)
+    raw = self.raw(server)
+    ends.one(server, base.PeerUp)
+    first, second, _ = frames.bulk_frames(
+      1, ends.contribution(), ends.payload(20), 10
+    )
+    raw.send('bulk', first)
+    raw.send('bulk', second)
+    down = ends.one(server, base.PeerDown)
+    self.assertEqual(down.reason, 'does not go on with a message')
 
   def test_control_passes_bulk_that_nobody_reads(self):
     server = self.serve()

@@ -70,6 +70,18 @@ class OutboxTest(absltest.TestCase):
     self.assertFalse(box.put(iter([b'b']), 1, 0))
     self.assertEqual(list(box), [b'a'])
 
+  def test_says_that_it_is_the_end(self):
+    box = new()
+    box.put(iter([b'a']), 1, 0)
+    box.end(b'end')
+    box.end(b'again')
+    self.assertEqual(list(box), [b'a', b'end'])
+    self.assertEqual(box.bytes_out, 1)
+    box = new()
+    box.end(b'end')
+    box.close()
+    self.assertEqual(list(box), [])
+
   def test_closes_at_once(self):
     box = new()
     box.put(iter([b'a', b'b']), 1, 0)

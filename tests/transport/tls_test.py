@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import pathlib
+import threading
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -132,6 +133,52 @@ class TlsTest(GrpcCase):
     self.exchange(server, client)
     self.refused(server, self.credentials(authority.ca))
 
+  def test_no_setting_is_silently_plain_text(self):
+    """A client that shows its token to whoever listens."""
+    server = self.serve()
+    for files in (
+      {'tls_cert': self.cert, 'tls_key': self.key},
+      {'tls_ca': self.certificates.ca},
+    ):
+      tried = threading.Event()
+
+      class Rng:
+        def uniform(self, low, high, tried=tried):
+          del high
+          tried.set()
+          return low
+
+      options = base.TransportOptions(**files)
+      client = grpc.connect(server.address, ends.TOKEN, options, rng=Rng())
+      self.addCleanup(ends.in_thread, client.close)
+      self.assertTrue(tried.wait(ends.TIMEOUT_S))
+      self.assertIn('UNAVAILABLE', client.trouble)
+      self.assertEqual(client.receive(0), [])
+    for files in ({'tls_ca': self.certificates.ca}, {'tls_key': self.key}):
+      with self.assertRaisesRegex(UserError, 'tls_cert: got nothing'):
+        self.serve(**files)
+
+  def test_files_that_do_not_do(self):
+    garbage = pathlib.Path(self.folder) / 'garbage.pem'
+    garbage.write_text('-----BEGIN CERTIFICATE-----\nnone\n')
+    _, other_key = self.certificates.issue('other')
+    for files, told in (
+      ({'tls_cert': str(garbage), 'tls_key': self.key}, 'garbage.pem'),
+      ({'tls_cert': self.cert, 'tls_key': other_key}, 'tls_cert and its key'),
+      ({'tls_cert': self.cert, 'tls_key': self.cert}, 'tls_cert and its key'),
+    ):
+      with self.assertRaisesRegex(UserError, told):
+        self.serve(**files)
+      with self.assertRaisesRegex(UserError, told):
+        self.connect(
+          '127.0.0.1:1',
+          tls_ca=self.certificates.ca,
+          mutual_tls=True,
+          **files,
+        )
+    with self.assertRaisesRegex(UserError, 'tls_ca.*garbage.pem'):
+      self.connect('127.0.0.1:1', tls_ca=str(garbage))
+
   @parameterized.parameters('tls_cert', 'tls_key', 'tls_ca')
   def test_mutual_tls_wants_three_files(self, left_out):
     files = {
@@ -139,7 +186,7 @@ class TlsTest(GrpcCase):
       'tls_key': self.key,
       'tls_ca': self.certificates.ca,
     }
-    for value, told in (('', 'some of them not given'), ('/no', '/no')):
+    for value, told in (('', f'{left_out}: got nothing'), ('/no', '/no')):
       options = base.TransportOptions(
         **{**files, left_out: value}, mutual_tls=True
       )
