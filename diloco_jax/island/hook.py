@@ -98,10 +98,10 @@ def ahead_max() -> int:
   """Steps that may be unfinished when the next one is dispatched.
 
   Several CPU devices in one process abort inside XLA when collectives of two
-  steps overlap, so there only one step may be ahead.
+  steps overlap, so there only one step may be ahead. One CPU device gains
+  nothing from a second one, and a capture would wait for it.
   """
-  several_cpus = jax.default_backend() == 'cpu' and jax.local_device_count() > 1
-  return 1 if several_cpus else 2
+  return 1 if jax.default_backend() == 'cpu' else 2
 
 
 class Island:

@@ -295,13 +295,21 @@ def _answer_slot(turn: Turn, pull: m.Pull) -> None:
   p = pull.fragment
   capture = turn.held[p].capture
   state = turn.get()
-  if capture is not None and capture.slot == pull.slot:
+  given = capture is not None and capture.slot == pull.slot
+  if capture is not None and given and not capture.closed:
     if capture.round is None or capture.round < pull.round:
       turn.held[p] = turn.held[p]._replace(
         capture=capture._replace(round=pull.round, pulled_at=turn.now)
       )
     turn.send_capture(p)
   elif pull.slot < state.next_slot or at_end(turn):
+    # An earlier round's pull for this capture is over; nobody merges it.
+    if (
+      capture is not None
+      and capture.round is not None
+      and capture.round < pull.round
+    ):
+      adoption.drop_capture(turn, p)
     turn.send(
       m.Declined(
         island=state.island,
@@ -439,6 +447,9 @@ def _take_slot(turn: Turn) -> list[a.CaptureOrder]:
     return []
   slot = state.next_slot
   p = slot % len(turn.held)
+  earlier = turn.held[p].capture
+  if earlier is not None and earlier.round is not None:
+    return []  # it was given, and may be in a version that is on its way
   turn.set(
     next_slot=slot + 1,
     captured_slot=slot,

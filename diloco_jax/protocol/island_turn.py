@@ -115,6 +115,8 @@ class Turn:
     capture = self.held[fragment].capture
     if capture is None or capture.round is None or not capture.handle:
       return
+    if capture.closed:
+      return
     self.send(
       m.Contribution(
         island=state.island,

@@ -182,7 +182,8 @@ def _count_merge(turn: Turn, rnd: s.Round, merged: int) -> None:
     estimates=state.estimates._replace(
       round_s=schedule.moving(
         state.estimates.round_s,
-        turn.now - rnd.opened_at,
+        # The grace window is not needed: it is given up where time is short.
+        max(0.0, turn.now - rnd.opened_at - rnd.grace_s),
         turn.limits.estimate_decay,
       )
     ),

@@ -33,6 +33,24 @@ class Delays:
   tokens_per_step: int = 100
 
 
+class Timers:
+  """Named timers of one machine; setting one again replaces it."""
+
+  def __init__(self, kernel: Kernel, feed: Callable[[a.Event], None]):
+    self._kernel = kernel
+    self._feed = feed
+    self._at: dict[str, float] = {}
+
+  def set(self, action: a.SetTimer) -> None:
+    self._at[action.name] = action.at
+    self._kernel.at(action.at, lambda: self._fire(action))
+
+  def _fire(self, action: a.SetTimer) -> None:
+    if self._at.get(action.name) == action.at:
+      del self._at[action.name]
+      self._feed(a.TimerFired(self._kernel.now, action.name))
+
+
 class IslandSim:
   """One island: its machine, its steps and its links."""
 
@@ -43,6 +61,7 @@ class IslandSim:
     self.state = island_machine.initial(
       world.settings, nonce=f'island-{index}', island=index
     )
+    self.timers = Timers(world.kernel, self.feed)
     self.step = 0
     self.tokens = 0
     self.plans: list[a.StepPlan] = []
@@ -71,8 +90,7 @@ class IslandSim:
       case a.Send():
         self.world.to_syncer(self, action.message)
       case a.SetTimer():
-        name = action.name
-        kernel.at(action.at, lambda: self.feed(a.TimerFired(kernel.now, name)))
+        self.timers.set(action)
       case a.StepPlan():
         self.plans.append(action)
         self.waiting = action.wait and self.begun
@@ -167,6 +185,7 @@ class World:
     self.settings = settings
     self.delays = delays
     self.kernel = Kernel(seed)
+    self.timers = Timers(self.kernel, self.feed)
     self.on_syncer = on_syncer
     self.events = 0
     self.tape: list[dict[str, Any]] = []
@@ -245,8 +264,7 @@ class World:
           lambda: island.feed(a.Received(kernel.now, 'syncer', received)),
         )
       case a.SetTimer():
-        name = action.name
-        kernel.at(action.at, lambda: self.feed(a.TimerFired(kernel.now, name)))
+        self.timers.set(action)
       case a.Inspect():
         looked = (action.round, action.island, action.incarnation)
         kernel.after(
