@@ -153,8 +153,10 @@ def parity_rows(rows: list[dict]) -> Iterable[tuple]:
       len(both),
       spread([losses[DATA_PARALLEL][x] for x in both]),
       spread([losses[DECOUPLED][x] for x in both]),
-      f'{statistics.mean(costs):+.1f} % ({min(costs):+.1f} to '
-      f'{max(costs):+.1f})',
+      (
+        f'{statistics.mean(costs):+.1f} % ({min(costs):+.1f} to '
+        f'{max(costs):+.1f})'
+      ),
     )
 
 

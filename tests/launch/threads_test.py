@@ -1,5 +1,7 @@
 """Whole runs in threads: what `diloco_jax.run` gives."""
 
+import itertools
+
 from absl.testing import absltest
 import jax
 import jax.numpy as jnp
@@ -104,7 +106,7 @@ class RunTest(absltest.TestCase):
     for name in ('island_0', 'island_1'):
       rows = self.result.history[name]
       steps = [0, *(row['step'] for row in rows if row['steps'])]
-      gaps = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+      gaps = [b - a for a, b in itertools.pairwise(steps)]
       self.assertLessEqual(max(gaps), 10)
 
 
