@@ -97,11 +97,12 @@ class Unfinished:
 def ahead_max() -> int:
   """Steps that may be unfinished when the next one is dispatched.
 
-  Several CPU devices in one process abort inside XLA when collectives of two
-  steps overlap, so there only one step may be ahead. One CPU device gains
-  nothing from a second one, and a capture would wait for it.
+  None on CPU: several devices of one process abort inside XLA when the
+  collectives of two steps overlap, and XLA may run the next step before the
+  copy that a capture is, which then comes a step too late. Accelerators run
+  what is enqueued in its order.
   """
-  return 1 if jax.default_backend() == 'cpu' else 2
+  return 0 if jax.default_backend() == 'cpu' else 2
 
 
 class Island:
@@ -237,8 +238,11 @@ class Island:
       scalar = self._probe(jax.tree.leaves(params)[0])
     self._unfinished.add(Mark(self._step, self._tokens, scalar, is_loss))
     self.params = params
+    newest, waited = self._wait_for_device()
     plan = self._boundary()
-    waited = self._settle(all_of_them=plan.wait or plan.stop)
+    self._tell(newest)
+    if plan.wait or plan.stop:
+      waited += self._settle()
     while plan.wait and not self._loop.stopped.is_set():
       with self._changed:
         if self._plan is plan:
@@ -256,11 +260,22 @@ class Island:
       return a.StepPlan(step=self._step, stop=True)
     return self._plan
 
-  def _settle(self, *, all_of_them: bool) -> float:
-    """Wait for the own device, tell what is finished; seconds waited."""
+  def _wait_for_device(
+    self, all_of_them: bool = False
+  ) -> tuple[Mark | None, float]:
+    """The newest finished step, and the seconds waited for it."""
     began = time.monotonic()
     newest = self._unfinished.settle(all_of_them=all_of_them)
-    waited = time.monotonic() - began
+    return newest, time.monotonic() - began
+
+  def _settle(self) -> float:
+    """Wait until every step is finished, and tell; seconds waited."""
+    newest, waited = self._wait_for_device(all_of_them=True)
+    self._tell(newest)
+    return waited
+
+  def _tell(self, newest: Mark | None) -> None:
+    """Tell the machine what the device has finished."""
     if newest is not None:
       loss = None
       if newest.is_loss:
@@ -278,12 +293,11 @@ class Island:
           loss=loss,
         )
       )
-    return waited
 
   def _end(self) -> None:
     """The run is over: close the books on finished steps, and leave."""
     self._stop = True
-    self._settle(all_of_them=True)
+    self._settle()
     if not self._loop.stopped.is_set():
       self._loop.feed(a.StopRequested(self._clock.now(), 'finished'))
     self.close()
@@ -291,7 +305,7 @@ class Island:
   def leave(self, reason: str) -> None:
     """Leave politely, before the run is over."""
     if not self._loop.stopped.is_set():
-      self._settle(all_of_them=True)
+      self._settle()
       self._loop.feed(a.StopRequested(self._clock.now(), reason))
     self._stop = True
     self.close()
