@@ -31,10 +31,15 @@ SIZES = {
 }
 
 
+# Before anything is pinned: a child would only see its parent's core.
+CORES = (
+  sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
+)
+
+
 def pin(core: int) -> None:
-  if hasattr(os, 'sched_setaffinity'):
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[core % len(cores)]})
+  if CORES:
+    os.sched_setaffinity(0, {CORES[core % len(CORES)]})
 
 
 def start_syncer(workdir: pathlib.Path, flags: tuple[str, ...]):
