@@ -68,6 +68,9 @@ class IslandDriver:
         events.append(a.PeerFound(now, item.peer))
       elif isinstance(item, transport.PeerDown):
         events.append(a.PeerLost(now, item.peer, item.reason))
+      elif isinstance(item, transport.TokenRefused):
+        # Another run listens at the address now: there is no way back.
+        raise ConnectionRefusedError('the syncer refuses the token')
       else:
         event = received(
           now, item.peer, item.message, item.payload, self._handles

@@ -12,6 +12,7 @@ from diloco_jax.errors import Problem
 from diloco_jax.errors import UserError
 from diloco_jax.island.evaluator import Evaluator
 from diloco_jax.island.hook import Island
+from diloco_jax.island.hook import JoinError
 from diloco_jax.launch import assembly
 from diloco_jax.protocol import island_state
 from diloco_jax.protocol import messages as m
@@ -212,11 +213,33 @@ def connect(
       clock=RealClock(),
       seeds_state=True,
     )
-    island.join(timeout_s)
+    join(island, timeout_s)
   except BaseException:
     endpoint.close()
     raise
   return island
+
+
+def join(
+  island: Island,
+  timeout_s: float | None = None,
+  should_leave: Callable[[], str] | None = None,
+) -> None:
+  """`Island.join`, with a refusal of the syncer as a mistake of the user.
+
+  Raises:
+    UserError: the syncer would not have this island.
+    JoinError: it took too long, or stopped for another reason.
+  """
+  try:
+    island.join(timeout_s, should_leave)
+  except JoinError as e:
+    island.close()
+    kind, _, detail = island.stop_reason.partition(': ')
+    if kind == 'refused':
+      reason, _, detail = detail.partition(': ')
+      raise refused(reason, detail) from e
+    raise
 
 
 def read_token(path: pathlib.Path) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 from diloco_jax.data.samples import Lease
 from diloco_jax.island import training
 from diloco_jax.island.hook import Island
-from diloco_jax.island.hook import JoinError
 from diloco_jax.island.trainer import Trainer
 from diloco_jax.launch import assembly
 from diloco_jax.launch import connecting
@@ -78,11 +77,7 @@ def run_island(
   island.warm_up(params)
   if on_ready is not None:
     on_ready(trainer)
-  try:
-    island.join(should_leave=should_leave)
-  except JoinError as e:
-    island.close()
-    raise connecting.refused(str(e), 'see the log of the syncer') from e
+  connecting.join(island, should_leave=should_leave)
   outcome = _train(
     run, task, trainer, island, index, workdir, clock, should_leave
   )
