@@ -56,8 +56,10 @@ def transport() -> str:
         {'ours': 'gRPC, checksum', 'ours_tls': 'the same, TLS'}[row['way']],
         f'{row["gib_s"]:.2f}',
         f'{row["cpu_s_gib"]:.2f}',
-        f'{row["ratio"]:.2f} ({row["ratio_min"]:.2f} to '
-        f'{row["ratio_max"]:.2f})',
+        (
+          f'{row["ratio"]:.2f} ({row["ratio_min"]:.2f} to '
+          f'{row["ratio_max"]:.2f})'
+        ),
         f'≥ {aims[row["mib"]]}' if row['way'] == 'ours' else '',
       )
     )
