@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
 
   config.data.sequence = 128
   config.data.batch = 8
-  config.inner.lr = 3e-3
+  config.inner.lr = 6e-3
 
   # P=24, as the preset has it, may miss its period on two busy cores.
   config.sync.fragments = 12

@@ -21,5 +21,5 @@ def get_config() -> ConfigDict:
   config.steps = 600
   config.data.sequence = 128
   config.data.batch = 8
-  config.inner.lr = 3e-3
+  config.inner.lr = 6e-3
   return config
