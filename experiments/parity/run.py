@@ -203,7 +203,8 @@ def write_tables() -> None:
 def smoke(steps: int) -> None:
   """Four islands must beat one that is alone, at the same steps and seed."""
   losses = {
-    arm: run_one(arm, 0, steps, SMOKE_RATE)['eval_loss'] for arm in (ALONE, DECOUPLED)
+    arm: run_one(arm, 0, steps, SMOKE_RATE)['eval_loss']
+    for arm in (ALONE, DECOUPLED)
   }
   gain = 1 - losses[DECOUPLED] / losses[ALONE]
   print(
