@@ -83,7 +83,9 @@ class Processes:
       )
     child = Child(kind, index, process, log)
     self.children.append(child)
-    self._table.start(kind, index, None, process.pid)
+    # A syncer has no other before it in this version; an island is told.
+    known = 1 if kind == SYNCER else None
+    self._table.start(kind, index, known, process.pid)
     return child
 
   def _core(self, kind: str, index: int) -> int:
