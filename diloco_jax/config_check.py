@@ -99,7 +99,6 @@ RANGES: dict[str, Range] = {
   'sync.limits.norm_window': COUNT,
   'sync.limits.norm_window_min': COUNT,
   'sync.limits.offences_max': COUNT,
-  'sync.limits.captures_max': COUNT,
   'sync.limits.islands_max': COUNT,
 }
 

@@ -59,9 +59,7 @@ def _conflict(turn: Turn, message: m.Broadcast) -> None:
   )
   if held.incoming is not None:  # forget it: it is re-sent until reported
     turn.release(held.incoming.handle)
-    turn.held[message.fragment] = held._replace(
-      incoming=None, conflicts=held.conflicts + 1
-    )
+    turn.held[message.fragment] = held._replace(incoming=None)
 
 
 def mode_for(turn: Turn, held: i.Held) -> str:

@@ -59,7 +59,6 @@ class Held(NamedTuple):
   incoming: Incoming | None = None
   pull: m.Pull | None = None
   pull_at: float = 0.0
-  conflicts: int = 0
 
 
 class IslandState(NamedTuple):

@@ -40,7 +40,6 @@ class Limits:
   norm_factor_max: float = 20.0  # a norm is an outlier beyond factor * median
   offences_max: int = 3  # consecutive refusals before quarantine
   quarantine_s: float = 60.0
-  captures_max: int = 1  # unresolved captures a fragment
   islands_max: int = 1024
   evaluators_max: int = 64
   past_max: int = 256  # ended incarnations whose books are kept open
