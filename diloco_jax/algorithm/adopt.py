@@ -63,8 +63,8 @@ def rebase_shift(
   """
   shift = {}
   for name, value in theta.items():
-    moved = np.asarray(value - anchor[name])
+    moved = np.subtract(value, anchor[name], out=np.empty_like(value))
     if delta_c is not None:
-      moved = np.asarray(moved + delta_c[name])
+      np.add(moved, delta_c[name], out=moved)
     shift[name] = moved
   return shift

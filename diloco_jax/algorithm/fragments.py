@@ -24,6 +24,11 @@ def _names_of(structure: Any) -> tuple[str, ...]:
   )
 
 
+@functools.lru_cache(maxsize=64)
+def _places(structure: Any) -> dict[str, int]:
+  return {name: place for place, name in enumerate(_names_of(structure))}
+
+
 def leaf_names(tree: Any) -> tuple[str, ...]:
   """The path of every leaf, in the order of the tree: 'layers/0/norm'."""
   return _names_of(jax.tree.structure(tree))
@@ -83,8 +88,9 @@ class Partition:
 
   def take(self, params: Any, fragment: int) -> dict[str, Any]:
     """The tensors of one fragment by name, in sorted order."""
-    leaves = dict(zip(leaf_names(params), jax.tree.leaves(params), strict=True))
-    return {name: leaves[name] for name in self.names[fragment]}
+    leaves, structure = jax.tree.flatten(params)
+    places = _places(structure)
+    return {name: leaves[places[name]] for name in self.names[fragment]}
 
   def put(self, params: Any, fragment: int, values: Mapping[str, Any]) -> Any:
     """The parameters with one fragment replaced; the inverse of `take`.
@@ -98,10 +104,10 @@ class Partition:
         f'{tuple(sorted(values))}'
       )
     leaves, structure = jax.tree.flatten(params)
-    named = zip(leaf_names(params), leaves, strict=True)
-    return jax.tree.unflatten(
-      structure, [values.get(name, leaf) for name, leaf in named]
-    )
+    places = _places(structure)
+    for name, value in values.items():
+      leaves[places[name]] = value
+    return jax.tree.unflatten(structure, leaves)
 
 
 def partition(

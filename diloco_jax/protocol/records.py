@@ -8,6 +8,7 @@ be made.
 
 import dataclasses
 import functools
+import json
 import math
 import types
 import typing
@@ -39,6 +40,29 @@ def to_plain(value: Any) -> Any:
   if value is None or isinstance(value, (bool, int, float, str)):
     return value
   raise TypeError(f'cannot record a {type(value).__name__}')
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+  """A dataclass as a dict of its fields, for `json.dumps`."""
+  if not dataclasses.is_dataclass(value) or isinstance(value, type):
+    raise TypeError(f'cannot record a {type(value).__name__}')
+  fields = {name: getattr(value, name) for name in _hints(type(value))}
+  return {'_': type(value).__name__, **fields}
+
+
+_ENCODER = json.JSONEncoder(
+  default=_shallow, separators=(',', ':'), allow_nan=False
+)
+
+
+def to_json(value: Any) -> str:
+  """The JSON of `to_plain`, made by the JSON library's own fast walk.
+
+  Raises:
+    TypeError: something in it is no message, event, action or plain value.
+    ValueError: a number that is not finite.
+  """
+  return _ENCODER.encode(value)
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:

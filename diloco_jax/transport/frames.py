@@ -57,7 +57,7 @@ def _frame(kind: int, number: int, *parts: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-  text = json.dumps(value, separators=(',', ':'), allow_nan=False).encode()
+  text = records.to_json(value).encode()
   if len(text) > CONTROL_BYTES_MAX:
     raise ValueError(f'{len(text)} bytes of JSON, at most {CONTROL_BYTES_MAX}')
   return text
@@ -69,7 +69,7 @@ def control_frame(message: m.Message) -> bytes:
   Raises:
     ValueError: it holds a number that is not finite, or is too large.
   """
-  return _frame(CONTROL, 0, _json(records.to_plain(message)))
+  return _frame(CONTROL, 0, _json(message))
 
 
 def bulk_frames(
@@ -81,7 +81,7 @@ def bulk_frames(
     ValueError: at once, as `control_frame`.
   """
   head = {
-    'message': records.to_plain(message),
+    'message': message,
     'kind': payload.kind,
     'lengths': [int(x.nbytes) for x in payload.buffers],
   }

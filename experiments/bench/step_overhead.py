@@ -1,9 +1,12 @@
 r"""What the exchange costs an inner step.
 
-  python experiments/bench/step_overhead.py [--out=FILE] [--pairs=15]
+  python experiments/bench/step_overhead.py [--out=FILE] [--pairs=40]
 
 One island trains against a syncer in another process (on the other core where
-there are two). Blocks of 20 steps with the exchange on (`island.step` after
+there are two). The training thread and XLA's threads have one core. The
+threads of the exchange (encoding, staging, transport) may run on any, as on a
+host that keeps a core beside those that feed its accelerators; with
+`--placements=one` they share the training's core. Blocks of 20 steps with the exchange on (`island.step` after
 every step) and off (the bare jitted loop) take turns, in random order within
 a pair. The ratio of a pair is its time with exchange divided by its time
 without; reported are the median ratio and a bootstrap 95 % interval. The aim
@@ -11,6 +14,7 @@ is an upper end of at most 1.02 at 1 M parameters.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -24,6 +28,7 @@ import time
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 BLOCK = 20
+ANY, ONE = 'any', 'one'  # cores for the exchange's threads
 SIZES = {
   # name -> flags; parameters are counted and printed.
   '1M': ('--config.model.width=192', '--config.model.heads=6'),
@@ -40,6 +45,12 @@ CORES = (
 def pin(core: int) -> None:
   if CORES:
     os.sched_setaffinity(0, {CORES[core % len(CORES)]})
+
+
+def unpin() -> None:
+  """Threads that this one starts from here on may run anywhere."""
+  if CORES:
+    os.sched_setaffinity(0, CORES)
 
 
 def start_syncer(workdir: pathlib.Path, flags: tuple[str, ...]):
@@ -66,7 +77,9 @@ def bootstrap(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
   return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
 
 
-def measure(name: str, flags: tuple[str, ...], pairs: int) -> dict:
+def measure(
+  name: str, flags: tuple[str, ...], pairs: int, placement: str
+) -> dict:
   """Ratios of one model size."""
   import jax
 
@@ -90,6 +103,10 @@ def measure(name: str, flags: tuple[str, ...], pairs: int) -> dict:
       params = trainer.init()
       batches = task.batches('train', Lease(0, 1, 0, -1))
       trainer.compile(next(batches))
+      # A first step, so that XLA's threads are there and stay on this core.
+      params, _ = trainer.step(params, next(batches))
+      if placement == ANY:
+        unpin()
       island = connecting.make_island(
         assembly.layout(run, trainer.param_shapes),
         connecting.open_endpoint(
@@ -103,6 +120,7 @@ def measure(name: str, flags: tuple[str, ...], pairs: int) -> dict:
       )
       island.warm_up(params)
       island.join(120)
+      pin(0)
       params, ratios, exchanges, step_s = blocks(
         island, trainer, task, island.params, batches, pairs
       )
@@ -115,6 +133,7 @@ def measure(name: str, flags: tuple[str, ...], pairs: int) -> dict:
   return {
     'size': name,
     'parameters': sum(x.size for x in jax.tree.leaves(trainer.param_shapes)),
+    'exchange_on': placement,
     'pairs': pairs,
     'step_ms': round(1000 * step_s, 2),
     'median_ratio': round(statistics.median(ratios), 4),
@@ -152,19 +171,21 @@ def blocks(island, trainer, task, params, batches, pairs):
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--pairs', type=int, default=15)
+  parser.add_argument('--pairs', type=int, default=40)
   parser.add_argument('--sizes', default=','.join(SIZES))
+  parser.add_argument('--placements', default=f'{ANY},{ONE}')
   parser.add_argument('--out', type=pathlib.Path)
   args = parser.parse_args()
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   pin(0)
   sys.setswitchinterval(0.0005)
-  for name in args.sizes.split(','):
-    row = measure(name, SIZES[name], args.pairs)
+  cases = itertools.product(args.placements.split(','), args.sizes.split(','))
+  for placement, name in cases:
+    row = measure(name, SIZES[name], args.pairs, placement)
     print(
-      f'{name}: {row["parameters"]} parameters, step {row["step_ms"]} ms, '
-      f'with / without exchange {row["median_ratio"]} '
-      f'[{row["low"]}, {row["high"]}], exchange p99 '
+      f'{name}: {row["parameters"]} parameters, exchange on {placement} core, '
+      f'step {row["step_ms"]} ms, with / without exchange '
+      f'{row["median_ratio"]} [{row["low"]}, {row["high"]}], exchange p99 '
       f'{row["exchange_p99_ms"]} ms',
       flush=True,
     )

@@ -25,13 +25,16 @@ def table(header: tuple[str, ...], body: list[tuple]) -> str:
 
 
 def step_overhead() -> str:
-  last = {row['size']: row for row in rows('step_overhead')}
+  last = {
+    (row['size'], row['exchange_on']): row for row in rows('step_overhead')
+  }
   return table(
-    ('parameters', 'inner step, ms', 'with / without exchange, median',
+    ('parameters', 'exchange on', 'inner step, ms', 'with / without exchange, median',
      '95 % interval', 'in `island.step`, p99, ms', 'aim'),
     [
       (
         row['parameters'],
+        {'any': 'any core', 'one': 'the same core'}[row['exchange_on']],
         row['step_ms'],
         row['median_ratio'],
         f'{row["low"]} to {row["high"]}',
