@@ -149,6 +149,7 @@ class IslandDriver:
         version=action.version,
         base=action.base,
         capture=action.capture,
+        mode=action.mode,
         ok=ok,
       )
     )

@@ -106,6 +106,35 @@ class Exported:
   digest: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class AnchorTaken:
+  """An anchor's value was looked at, and is held aside if it is as told."""
+
+  now: float
+  fragment: int
+  version: m.Version
+  ok: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restored:
+  """Θ is put together again; as Seeded, for a syncer that came back."""
+
+  now: float
+  digests: tuple[str, ...]  # of the decoded broadcast
+  handles: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotSaved:
+  """A snapshot is on disk, or could not be written."""
+
+  now: float
+  number: int
+  ok: bool
+  versions: tuple[m.Version, ...] = ()  # that it holds
+
+
 # Events of an island.
 
 
@@ -153,6 +182,7 @@ class Staged:
   version: m.Version
   base: m.Version | None  # anchor that it was prepared against
   capture: m.CaptureId | None  # whose Δ_c is in it
+  mode: str  # how it was prepared to be adopted
   ok: bool  # false: the digest is not that of the message
 
 
@@ -162,6 +192,43 @@ class SeedsReady:
 
   now: float
   handles: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AnchorReady:
+  """An anchor's value is encoded for the syncer. handle: the payload."""
+
+  now: float
+  fragment: int
+  version: m.Version
+  handle: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Donated:
+  """The own inner state, of one boundary, is encoded."""
+
+  now: float
+  step: int
+  digest: str
+  handle: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DonationTaken:
+  """A donated inner state is in place, or is not what it says."""
+
+  now: float
+  ok: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+  """A checkpoint is committed, or could not be written."""
+
+  now: float
+  number: int
+  ok: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -263,10 +330,40 @@ class WriteTape:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Disconnect:
-  """Close a connection, after what was sent."""
+class TakeAnchor:
+  """Verify an anchor's value and hold it aside. Ends in AnchorTaken."""
 
-  peer: str
+  fragment: int
+  version: m.Version
+  digest: str
+  handle: int
+
+
+START, SNAPSHOT, ANCHOR = 'start', 'snapshot', 'anchor'
+
+
+class RestoreOrder(NamedTuple):
+  """Where one fragment's value comes from after a restart."""
+
+  fragment: int
+  source: str  # START (from task and seed), SNAPSHOT, or ANCHOR (held aside)
+  version: m.Version
+  momentum: bool  # take b from the snapshot; else it starts at zero
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restore:
+  """Put Θ and b together again. Ends in Restored."""
+
+  orders: tuple[RestoreOrder, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SaveSnapshot:
+  """Write Θ, b and these versions to disk. Ends in SnapshotSaved."""
+
+  number: int
+  versions: tuple[m.Version, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -302,6 +399,8 @@ class StepPlan:
   capture: tuple[CaptureOrder, ...] = ()
   stop: bool = False
   wait: bool = False  # ask again: nothing may be dispatched yet
+  donate: bool = False  # copy the inner state. Ends in Donated
+  save: int = 0  # write checkpoint number `save`. Ends in CheckpointSaved
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -342,6 +441,22 @@ class GiveSeeds:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GiveAnchor:
+  """Encode the anchor of a fragment, in f32. Ends in AnchorReady."""
+
+  fragment: int
+  version: m.Version
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TakeDonation:
+  """Check a donated inner state and put it in place. Ends in DonationTaken."""
+
+  digest: str
+  handle: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Begin:
   """Training may start (or go on, after a lapsed lease) from here."""
 
@@ -350,10 +465,13 @@ class Begin:
 
 Event = (
   Received | PeerLost | PeerFound | TimerFired | StopRequested | Seeded
-  | Inspected | Merged | TapeWritten | Exported | StepsFinished | Boundary
-  | Encoded | Staged | SeedsReady | StateDeclared
+  | Inspected | Merged | TapeWritten | Exported | AnchorTaken | Restored
+  | SnapshotSaved | StepsFinished | Boundary | Encoded | Staged | SeedsReady
+  | StateDeclared | AnchorReady | Donated | DonationTaken | CheckpointSaved
 )  # fmt: skip
 Action = (
   Send | SetTimer | Release | Note | Stop | Inspect | Merge | WriteTape
-  | TakeSeeds | Disconnect | Export | StepPlan | Encode | Stage | DropCapture | GiveSeeds | Begin
+  | TakeSeeds | Export | TakeAnchor | Restore | SaveSnapshot | StepPlan
+  | Encode | Stage | DropCapture | GiveSeeds | GiveAnchor | TakeDonation
+  | Begin
 )  # fmt: skip

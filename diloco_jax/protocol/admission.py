@@ -1,7 +1,11 @@
 """Who may join, and as whom (sections 5.7, 5.12 and 5.14 of the design)."""
 
+from diloco_jax.protocol import actions as a
+from diloco_jax.protocol import donors
+from diloco_jax.protocol import ledger
 from diloco_jax.protocol import membership
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol import recovering
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import syncer_state as s
 from diloco_jax.protocol.turn import Turn
@@ -114,34 +118,85 @@ def on_hello(turn: Turn, peer: str, hello: m.Hello) -> None:
     _end_incarnation(turn, old)
     if old.peer and old.peer != peer:
       turn.send(old.peer, m.Superseded(island=index, incarnation=incarnation))
-  fresh = turn.get().global_step == 0
-  if fresh:
-    entry = m.FRESH
-  else:
-    entry = m.OWN_CHECKPOINT if hello.has_inner_state else m.PARAMETERS_ONLY
   turn.islands[index] = s.Island(
     id=index,
     incarnation=incarnation,
     nonce=hello.nonce,
     peer=peer,
     status=s.ENTERING,
-    entry=entry,
+    entry=_entry(turn, hello),
     since=turn.now,
     lease_until=turn.now + turn.limits.restoring_s,
     state_since=turn.now,
     step=hello.step,
     tokens=hello.tokens,
     versions=hello.versions,
+    admitted=False,
+    begin=ledger.next_begin(turn, old) if old is not None else 0,
+    first_step=hello.step,
+    samples_per_step=hello.samples_per_step,
+    has_inner_state=hello.has_inner_state,
+    seeds_state=hello.seeds_state,
   )
   # The old incarnation's work leaves the open rounds before the new one is
   # told anything, so that no round can hold two incarnations of one island.
   if old is not None:
     rounds.drop_from_open(turn, index, old.incarnation, 'restarted')
-  if turn.get().phase != s.SEEDING:
+    if turn.get().phase == s.RECOVERING:
+      recovering.forget(turn, index)
+  if index < 0:  # an evaluator's incarnation enters no books
+    on_admitted(turn, index, incarnation)
+  else:
+    _write_down(turn, turn.islands[index])
+
+
+def _entry(turn: Turn, hello: m.Hello) -> str:
+  """How a newcomer gets its state (5.10)."""
+  state, limits = turn.get(), turn.limits
+  if state.global_step == 0:
+    return m.FRESH
+  age = state.global_step - hello.global_step
+  young = age <= limits.checkpoint_age_periods * turn.settings.period
+  if hello.has_inner_state and young:
+    return m.OWN_CHECKPOINT
+  if hello.role == m.ISLAND and donors.candidates(turn):
+    return m.PEER_STATE
+  return m.PARAMETERS_ONLY
+
+
+def _write_down(turn: Turn, island: s.Island) -> None:
+  """An incarnation is durable before the island hears of it."""
+  turn.act(
+    a.WriteTape(
+      key=f'admitted:{island.id}:{island.incarnation}',
+      fields=(
+        ('island', island.id),
+        ('incarnation', island.incarnation),
+        ('nonce', island.nonce),
+        ('entry', island.entry),
+        ('begin', island.begin),
+        ('first_step', island.first_step),
+        ('samples_per_step', island.samples_per_step),
+      ),
+    )
+  )
+
+
+def on_admitted(turn: Turn, index: int, incarnation: int) -> None:
+  """Now it may be told who it is."""
+  if turn.islands[index].incarnation != incarnation:
+    return
+  island = turn.island(index, admitted=True)
+  state = turn.get()
+  if state.phase not in (s.SEEDING, s.RECOVERING):
     membership.welcome(turn, index)
-  elif hello.seeds_state and not turn.get().has_task:
-    asked = turn.get().seeder
-    seeder = turn.islands.get(asked) if asked is not None else None
+  elif state.phase == s.RECOVERING and not island.is_evaluator:
+    membership.welcome(turn, index)
+    recovering.ask(turn, index)
+  elif island.seeds_state and not state.has_task:
+    seeder = (
+      turn.islands.get(state.seeder) if state.seeder is not None else None
+    )
     if seeder is None or seeder.status != s.ENTERING or seeder.id == index:
       turn.set(seeder=index)
       membership.welcome(turn, index, seed_wanted=True)
@@ -152,6 +207,8 @@ def _is_known(turn: Turn, peer: str, nonce: str) -> bool:
   for known in turn.islands.values():
     if known.nonce != nonce:
       continue
+    if known.status == s.LEFT:
+      return True
     if known.status == s.LAPSED:  # it took too long to come in
       turn.island(
         known.id,
@@ -159,16 +216,12 @@ def _is_known(turn: Turn, peer: str, nonce: str) -> bool:
         since=turn.now,
         lease_until=turn.now + turn.limits.restoring_s,
       )
-    elif known.status == s.LEFT:
-      return True
     turn.island(known.id, peer=peer, sent={})
-    if turn.get().phase != s.SEEDING:
-      membership.welcome(turn, known.id)
-    elif turn.get().seeder == known.id:
-      membership.welcome(turn, known.id, seed_wanted=True)
+    if known.admitted:  # else the welcome follows when it is
+      on_admitted(turn, known.id, known.incarnation)
     return True
   for old in turn.get().past:
-    if old.nonce == nonce:
+    if old.nonce and old.nonce == nonce:
       newest = turn.get().incarnations[old.id]
       turn.send(peer, m.Superseded(island=old.id, incarnation=newest))
       return True
@@ -177,6 +230,16 @@ def _is_known(turn: Turn, peer: str, nonce: str) -> bool:
 
 def _end_incarnation(turn: Turn, old: s.Island) -> None:
   """Keep the books of the latest ended incarnations open; close the oldest."""
+  turn.note(
+    'ended',
+    island=old.id,
+    incarnation=old.incarnation,
+    step=old.step,
+    tokens=old.tokens,
+    trained=old.trained,
+    lost=old.lost,
+    lost_steps=old.lost_steps,
+  )
   past = (*turn.get().past, old._replace(status=s.LEFT))
   for island in past[: -turn.limits.past_max]:
     membership.note_total(turn, island)

@@ -63,9 +63,19 @@ def _conflict(turn: Turn, message: m.Broadcast) -> None:
 
 
 def mode_for(turn: Turn, held: i.Held) -> str:
-  """The first value of a fragment, and all of an evaluator's, overwrite."""
-  if held.anchor is None or turn.get().role == m.EVALUATOR:
+  """How the received value of a fragment is adopted.
+
+  The first value, all of an evaluator's, and one that is newer than what a
+  checkpoint held, overwrite: it may include steps that the checkpoint holds
+  as pending. The value that the anchor has already changes nothing.
+  """
+  incoming = held.incoming
+  assert incoming is not None
+  state = turn.get()
+  if held.anchor is None or state.role == m.EVALUATOR:
     return OVERWRITE
+  if state.phase == i.JOINING:
+    return REBASE if incoming.digest == held.digest else OVERWRITE
   return turn.settings.adopt
 
 
@@ -82,8 +92,11 @@ def _stage(turn: Turn, fragment: int) -> None:
   incoming = held.incoming
   assert incoming is not None
   capture = _kept_capture(held, incoming)
+  mode = mode_for(turn, held)
   turn.held[fragment] = held._replace(
-    incoming=incoming._replace(staged=False, base=held.anchor, capture=capture)
+    incoming=incoming._replace(
+      staged=False, base=held.anchor, capture=capture, mode=mode
+    )
   )
   turn.act(
     a.Stage(
@@ -91,11 +104,18 @@ def _stage(turn: Turn, fragment: int) -> None:
       version=incoming.version,
       digest=incoming.digest,
       handle=incoming.handle,
-      mode=mode_for(turn, held),
+      mode=mode,
       base=held.anchor,
       capture=capture,
     )
   )
+
+
+def on_training(turn: Turn) -> None:
+  """What was prepared for joining is prepared again for training."""
+  for p, held in enumerate(turn.held):
+    if held.incoming is not None and held.incoming.mode != mode_for(turn, held):
+      _stage(turn, p)
 
 
 def on_staged(turn: Turn, event: a.Staged) -> None:
@@ -109,8 +129,8 @@ def on_staged(turn: Turn, event: a.Staged) -> None:
     turn.release(incoming.handle)
     turn.held[event.fragment] = held._replace(incoming=None)
     return
-  same = (event.base, event.capture) == (
-    held.anchor, _kept_capture(held, incoming),
+  same = (event.base, event.capture, event.mode) == (
+    held.anchor, _kept_capture(held, incoming), mode_for(turn, held),
   )  # fmt: skip
   if not same:  # prepared against what is no longer the anchor
     _stage(turn, event.fragment)
@@ -178,7 +198,7 @@ def adopt(turn: Turn, fragment: int) -> a.AdoptOrder:
   assert incoming is not None and incoming.staged
   assert held.anchor is None or incoming.version > held.anchor
   state = turn.get()
-  mode = mode_for(turn, held)
+  mode = incoming.mode
   capture = held.capture
   named = capture if capture and capture.id == incoming.named else None
   if named is not None:
@@ -187,7 +207,8 @@ def adopt(turn: Turn, fragment: int) -> a.AdoptOrder:
     )
   inside = named if named is not None and not named.detached else None
   if mode == OVERWRITE:
-    _lose_rest(turn, fragment, incoming, inside)
+    if state.phase == i.TRAINING:  # else a dead incarnation's books have it
+      _lose_rest(turn, fragment, incoming, inside)
     step0, tokens0 = state.boundary, state.tokens
   else:
     assert mode in (REBASE, BLEND), mode

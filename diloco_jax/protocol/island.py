@@ -11,6 +11,8 @@ from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import adoption
 from diloco_jax.protocol import island_state as i
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol import sharing
+from diloco_jax.protocol import stepping
 from diloco_jax.protocol.island_turn import Turn
 from diloco_jax.protocol.settings import FREE
 
@@ -25,7 +27,7 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
   turn = Turn(state, event.now)
   match event:
     case a.Boundary():
-      _on_boundary(turn, event.step, event.tokens)
+      stepping.on_boundary(turn, event.step, event.tokens)
     case a.StepsFinished():
       _on_steps_finished(turn, event)
     case a.Received():
@@ -45,6 +47,10 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
     case a.PeerLost():
       turn.set(peer='')
       turn.note('syncer_lost', reason=event.reason)
+    case a.AnchorReady() | a.Donated() | a.DonationTaken():
+      sharing.on_ready(turn, event)
+    case a.CheckpointSaved():
+      stepping.on_checkpoint_saved(turn, event)
     case a.StateDeclared():
       assert event.state in m.ISLAND_STATES, event.state
       if event.state != turn.get().state:
@@ -81,6 +87,8 @@ def _hello(turn: Turn) -> None:
       digests=tuple(x.digest for x in anchors if complete),
       has_inner_state=state.has_inner_state,
       seeds_state=state.seeds_state,
+      global_step=state.saved_global_step,
+      samples_per_step=state.samples_per_step,
     )
   )
   turn.act(a.SetTimer('hello', turn.now + turn.limits.hello_retry_s))
@@ -88,7 +96,7 @@ def _hello(turn: Turn) -> None:
 
 def _on_peer_found(turn: Turn, peer: str) -> None:
   turn.set(peer=peer)
-  if turn.get().phase == i.CALLING:
+  if turn.get().phase == i.CALLING or turn.get().role == m.EVALUATOR:
     _hello(turn)
   else:
     turn.report()
@@ -99,6 +107,8 @@ def _on_timer(turn: Turn, name: str) -> None:
   if name == 'hello':
     if state.phase == i.CALLING and state.peer:
       _hello(turn)
+  elif name == 'checkpoint':
+    turn.set(save_due=True)
   elif name == 'report':
     if turn.now - state.reported_at >= state.report_every_s:
       turn.report()
@@ -109,7 +119,8 @@ def _on_timer(turn: Turn, name: str) -> None:
 
 def _on_welcome(turn: Turn, message: m.Welcome) -> None:
   state = turn.get()
-  if state.phase != i.CALLING:
+  subscribes = state.role == m.EVALUATOR  # to whichever syncer there is
+  if state.phase != i.CALLING and not subscribes:
     return
   assert len(message.versions) in (0, len(turn.held))
   turn.set(
@@ -174,7 +185,16 @@ def _on_start(turn: Turn, message: m.Start) -> None:
     stop_step=message.stop_step,
   )
   if not again:
+    # What a checkpoint held as pending, and no newer value has replaced.
+    turn.set(
+      carried=sum(
+        size * (state.tokens - held.tokens0)
+        for size, held in zip(turn.settings.sizes, turn.held, strict=True)
+      )
+    )
     turn.act(a.Begin(start=message))
+    adoption.on_training(turn)
+    stepping.next_checkpoint(turn)
   turn.note(
     'started',
     again=again,
@@ -242,12 +262,14 @@ def _on_message(turn: Turn, message: m.Message) -> None:
       turn.note('superseded', incarnation=message.incarnation)
       turn.act(a.Stop(reason='superseded'))
       turn.set(phase=i.STOPPED, stop_reason='superseded')
-    case (
-      m.AskAnchors() | m.AskAnchor() | m.AskDonation() | m.Donation()
-      | m.Samples()
-    ):  # fmt: skip
-      turn.count('unexpected')
-      turn.release(getattr(message, 'payload', 0))
+    case m.AskAnchors():
+      sharing.on_ask_anchors(turn, message)
+    case m.AskAnchor():
+      sharing.on_ask_anchor(turn, message)
+    case m.AskDonation():
+      sharing.on_ask_donation(turn, message)
+    case m.Donation():
+      sharing.on_donation(turn, message)
     case _:
       raise TypeError(f'not a message to an island: {message!r}')
 
@@ -259,11 +281,14 @@ def _is_for_us(turn: Turn, message: Any) -> bool:
     return bool(
       message.island == state.island and message.incarnation > state.incarnation
     )
+  if isinstance(message, m.Donation):  # `island` is the donor
+    us = message.recipient, message.recipient_incarnation
+    return us == (state.island, state.incarnation)
   island = getattr(message, 'island', state.island)
   if island != state.island or state.phase == i.CALLING:
     return False
   if getattr(message, 'incarnation', None) != state.incarnation:
-    return isinstance(message, (m.AskAnchors, m.Donation))
+    return False
   syncer = getattr(message, 'syncer_incarnation', state.syncer_incarnation)
   return bool(syncer >= state.syncer_incarnation)
 
@@ -302,7 +327,7 @@ def _answer_slot(turn: Turn, pull: m.Pull) -> None:
         capture=capture._replace(round=pull.round, pulled_at=turn.now)
       )
     turn.send_capture(p)
-  elif pull.slot < state.next_slot or at_end(turn):
+  elif pull.slot < state.next_slot or stepping.at_end(turn):
     # An earlier round's pull for this capture is over; nobody merges it.
     if (
       capture is not None
@@ -355,6 +380,7 @@ def _on_steps_finished(turn: Turn, event: a.StepsFinished) -> None:
   )
   if state.state != m.WAITING:
     turn.set(state=m.TRAINING)
+  turn.set(has_inner_state=True)
   turn.report()
 
 
@@ -368,110 +394,3 @@ def _on_encoded(turn: Turn, event: a.Encoded) -> None:
     capture=capture._replace(handle=event.handle, encode_s=event.encode_s)
   )
   turn.send_capture(event.fragment)
-
-
-def _on_boundary(turn: Turn, step: int, tokens: int) -> None:
-  state = turn.get()
-  assert step >= state.boundary and tokens >= state.tokens
-  turn.set(boundary=step, tokens=tokens)
-  if state.phase != i.TRAINING:
-    turn.act(a.StepPlan(step=step, wait=True))
-    return
-  if state.finished:
-    turn.act(a.StepPlan(step=step, stop=True))
-    return
-  adopt = tuple(adoption.due(turn))
-  capture: tuple[a.CaptureOrder, ...] = ()
-  if turn.settings.mode != FREE and not state.draining:
-    capture = tuple(_take_slot(turn))
-  capture += tuple(_take_pulled(turn))
-  slot, wait = -1, False
-  if turn.settings.mode != FREE:
-    slot = _waits_for(turn)
-    wait = slot >= 0 or at_end(turn)
-  turn.act(a.StepPlan(step=step, adopt=adopt, capture=capture, wait=wait))
-  for order in capture:
-    turn.act(a.Encode(fragment=order.fragment, capture=order.capture))
-  if turn.settings.mode != FREE:
-    _declare(turn, wait, slot, bool(adopt or capture))
-
-
-def at_end(turn: Turn) -> bool:
-  """Lock step: no step is made any more; what is left is drained."""
-  state = turn.get()
-  return state.draining or 0 <= state.stop_step <= state.boundary
-
-
-def _declare(turn: Turn, wait: bool, slot: int, changed: bool) -> None:
-  """Report at once what a slot waits for."""
-  state = turn.get()
-  new = m.WAITING if wait else m.TRAINING
-  changed = changed or state.state != new or state.waiting_slot != slot
-  turn.set(state=new, waiting_slot=slot)
-  if changed:
-    turn.report()
-
-
-def _take_pulled(turn: Turn) -> list[a.CaptureOrder]:
-  """Capture what was pulled, once every received version is adopted."""
-  orders = []
-  for p, held in enumerate(turn.held):
-    if held.pull is None or held.incoming is not None:
-      continue
-    pull = held.pull
-    turn.held[p] = held._replace(pull=None)
-    if turn.get().boundary == held.step0:
-      state = turn.get()
-      adoption.drop_capture(turn, p)
-      turn.send(
-        m.Declined(
-          island=state.island,
-          incarnation=state.incarnation,
-          round=pull.round,
-          fragment=p,
-        )
-      )
-      continue
-    # The pull of a later round says that the last capture was not merged.
-    adoption.drop_capture(turn, p)
-    orders.append(
-      turn.capture(p, round_id=pull.round, slot=-1, at=held.pull_at)
-    )
-  return orders
-
-
-def _take_slot(turn: Turn) -> list[a.CaptureOrder]:
-  """Lock step: capture the next slot's fragment at its own step."""
-  state = turn.get()
-  if state.boundary != state.due or 0 <= state.stop_step < state.boundary:
-    return []
-  slot = state.next_slot
-  p = slot % len(turn.held)
-  earlier = turn.held[p].capture
-  if earlier is not None and earlier.round is not None:
-    return []  # it was given, and may be in a version that is on its way
-  turn.set(
-    next_slot=slot + 1,
-    captured_slot=slot,
-    due=state.due + turn.settings.stride,
-  )
-  if turn.held[p].step0 == state.boundary:
-    return []
-  adoption.drop_capture(turn, p)
-  return [turn.capture(p, round_id=None, slot=slot, at=turn.now)]
-
-
-def _waits_for(turn: Turn) -> int:
-  """Lock step: the oldest slot whose version must be adopted by now."""
-  state = turn.get()
-  if state.draining:
-    return -1
-  slots = [
-    x.capture.slot
-    for x in turn.held
-    if x.capture is not None
-    and x.capture.slot >= 0
-    and not x.capture.closed
-    and state.boundary >= x.capture.due + turn.settings.overlap
-  ]
-  return min(slots, default=-1)

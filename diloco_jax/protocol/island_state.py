@@ -40,6 +40,7 @@ class Incoming(NamedTuple):
   named: m.CaptureId | None
   handle: int
   staged: bool = False
+  mode: str = ''  # how it is prepared to be adopted
   base: m.Version | None = None  # the anchor it was prepared against
   capture: m.CaptureId | None = None  # whose Δ_c is in it
 
@@ -106,6 +107,70 @@ class IslandState(NamedTuple):
   lost_steps: int = 0
   merged: int = 0  # token_params known to be merged
   counts: Mapping[str, int] = {}  # of odd things, for the log
+  samples_per_step: int = 0
+  saved_global_step: int = 0  # of the checkpoint that this came from
+  carried: int = 0  # token_params that the checkpoint held as pending
+  donation: m.AskDonation | None = None  # asked for, not answered yet
+  donating: bool = False  # copied at a boundary, being encoded
+  save_due: bool = False
+  saves: int = 0  # numbers given
+  saving: bool = False
+
+
+class Checkpoint(NamedTuple):
+  """What of the machine is saved with the arrays. Captures are not."""
+
+  step: int
+  tokens: int
+  global_step: int
+  versions: tuple[m.Version, ...]
+  digests: tuple[str, ...]
+  steps0: tuple[int, ...]
+  tokens0: tuple[int, ...]
+  island: int
+  incarnation: int
+
+
+def checkpoint(state: IslandState) -> Checkpoint:
+  """The machine's part of a checkpoint, at a step boundary."""
+  assert all(x.anchor is not None for x in state.held)
+  return Checkpoint(
+    step=state.boundary,
+    tokens=state.tokens,
+    global_step=state.global_step,
+    versions=tuple(x.anchor for x in state.held if x.anchor is not None),
+    digests=tuple(x.digest for x in state.held),
+    steps0=tuple(x.step0 for x in state.held),
+    tokens0=tuple(x.tokens0 for x in state.held),
+    island=state.island,
+    incarnation=state.incarnation,
+  )
+
+
+def restored(
+  settings: Settings,
+  saved: Checkpoint,
+  *,
+  nonce: str,
+  samples_per_step: int = 0,
+) -> IslandState:
+  """The state of an island that comes back from its own checkpoint."""
+  state = initial(
+    settings,
+    nonce=nonce,
+    island=saved.island,
+    step=saved.step,
+    tokens=saved.tokens,
+    has_inner_state=True,
+    samples_per_step=samples_per_step,
+  )
+  held = tuple(
+    Held(anchor=version, digest=digest, step0=step0, tokens0=tokens0)
+    for version, digest, step0, tokens0 in zip(
+      saved.versions, saved.digests, saved.steps0, saved.tokens0, strict=True
+    )
+  )
+  return state._replace(held=held, saved_global_step=saved.global_step)
 
 
 def initial(
@@ -118,6 +183,7 @@ def initial(
   tokens: int = 0,
   has_inner_state: bool = False,
   seeds_state: bool = False,
+  samples_per_step: int = 0,
 ) -> IslandState:
   """The state before anything has happened."""
   return IslandState(
@@ -133,4 +199,5 @@ def initial(
     tokens_before=tokens,
     step=step,
     step_tokens=tokens,
+    samples_per_step=samples_per_step,
   )

@@ -48,10 +48,10 @@ class Turn:
     if handle:
       self.act(a.Release(handle=handle))
 
-  def send(self, message: m.Message) -> None:
+  def send(self, message: m.Message, priority: int = 0) -> None:
     peer = self.get().peer
     if peer:
-      self.act(a.Send(peer=peer, message=message))
+      self.act(a.Send(peer, message, priority))
 
   def report(self) -> None:
     """Tell the syncer where this island stands."""
@@ -61,6 +61,7 @@ class Turn:
     complete = all(x.anchor is not None for x in self.held)
     total = sum(self.settings.sizes)
     trained = (state.step_tokens - state.tokens_before) * total
+    trained += state.carried
     self.set(seq=state.seq + 1, reported_at=self.now)
     self.send(
       m.Report(
@@ -83,6 +84,8 @@ class Turn:
         lost_token_params=state.lost,
         lost_steps=state.lost_steps,
         healthy=state.healthy,
+        has_inner_state=state.has_inner_state,
+        carried_token_params=state.carried,
       )
     )
     self.set(step_time_s=0.0)
@@ -130,6 +133,7 @@ class Turn:
         held_s=max(0.0, self.now - capture.pulled_at),
         encode_s=capture.encode_s,
         fingerprint=self.settings.fingerprint,
+        step=capture.due,
         payload=capture.handle,
       )
     )

@@ -1,5 +1,7 @@
 """Joining, leases, reports, leaving (section 5.7 of the design)."""
 
+from diloco_jax.protocol import donors
+from diloco_jax.protocol import ledger
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import schedule
@@ -26,7 +28,7 @@ def welcome(turn: Turn, index: int, seed_wanted: bool = False) -> None:
       seed_wanted=seed_wanted,
     ),
   )
-  if not seed_wanted:
+  if not seed_wanted and turn.fragments:
     offer_newest(turn, index)
 
 
@@ -64,7 +66,9 @@ def on_report(turn: Turn, peer: str, report: m.Report) -> None:
         readmit(turn, island.id)
     else:
       turn.island(island.id, status=s.ENTERING, since=turn.now)
-  if turn.islands[island.id].status == s.ENTERING and _holds_all(turn, island):
+  donors.attend(turn, island.id)
+  island = turn.islands[island.id]
+  if island.status == s.ENTERING and _may_start(turn, island):
     turn.island(
       island.id, status=s.READY, since=turn.now, lease_until=_lease(turn)
     )
@@ -85,9 +89,24 @@ def _lease(turn: Turn) -> float:
 
 
 def _holds_all(turn: Turn, island: s.Island) -> bool:
-  return bool(island.versions) and all(
-    held >= (turn.get().incarnation, 0) for held in island.versions
-  )
+  """Every fragment, and none without the work that its index gave to Θ.
+
+  A restored checkpoint may hold steps as pending that a merge has taken in
+  since; the version that this merge made must have replaced them.
+  """
+  if not island.versions or ledger.owed(turn, island.id, island.incarnation):
+    return False
+  oldest = m.Version(turn.get().incarnation, 0)
+  for piece, held in zip(turn.fragments, island.versions, strict=True):
+    own = piece.included.get(island.id)
+    if held < oldest or (own is not None and held < own.version):
+      return False
+  return True
+
+
+def _may_start(turn: Turn, island: s.Island) -> bool:
+  waits = island.entry == m.PEER_STATE and not island.has_inner_state
+  return _holds_all(turn, island) and not waits
 
 
 def _record(
@@ -132,6 +151,9 @@ def _record(
     trained=report.trained_token_params,
     lost=report.lost_token_params,
     lost_steps=report.lost_steps,
+    carried=report.carried_token_params,
+    healthy=report.healthy,
+    has_inner_state=report.has_inner_state,
     loss=report.loss,
   )
 
@@ -239,7 +261,7 @@ def _send_start(turn: Turn, index: int) -> None:
       samples=m.SampleRange(
         lane=index,
         lanes=max(settings.islands_max, settings.islands),
-        begin=0,
+        begin=island.begin,
         end=-1,
       ),
       seq=island.starts,
@@ -301,6 +323,8 @@ def tick(turn: Turn) -> None:
       and not island.is_evaluator
     ):
       turn.island(key, status=s.LAPSED, since=turn.now)
+    elif island.status == s.ENTERING:
+      donors.attend(turn, key)
     elif (
       island.status == s.QUARANTINED
       and turn.now - island.since > turn.limits.quarantine_s
@@ -324,20 +348,30 @@ def say_finished(turn: Turn, peer: str) -> None:
 
 
 def note_total(turn: Turn, island: s.Island) -> None:
-  """Close the books of one incarnation."""
+  """Close the books of one incarnation.
+
+  What its successor restored from a checkpoint is in the successor's books.
+  """
   lost = island.lost
   # An island that died may have given steps that it had not reported yet.
   trained = max(island.trained, island.merged + lost)
+  heirs = (*turn.get().past, *turn.islands.values())
+  carried = sum(
+    x.carried
+    for x in heirs
+    if (x.id, x.incarnation) == (island.id, island.incarnation + 1)
+  )
+  carried = min(carried, trained - island.merged - lost)
   turn.note(
     'island_total',
     island=island.id,
     incarnation=island.incarnation,
-    steps=island.step,
+    steps=island.step - island.first_step,
     tokens=island.tokens,
-    trained_token_params=trained,
+    trained_token_params=trained - carried,
     merged_token_params=island.merged,
     lost_token_params=lost,
-    pending_token_params=trained - island.merged - lost,
+    pending_token_params=trained - carried - island.merged - lost,
     lost_steps=island.lost_steps,
     alive=turn.islands.get(island.id) is island,
   )

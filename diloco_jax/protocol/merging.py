@@ -4,6 +4,7 @@ from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
+from diloco_jax.protocol.recovery import Inclusion
 from diloco_jax.protocol.turn import Turn
 
 # Declined versions remembered for the staleness of one island.
@@ -81,7 +82,7 @@ def _line(turn: Turn, rnd: s.Round) -> dict[str, object]:
     assert c is not None
     inputs.append(
       (c.island, c.incarnation, c.capture.number, c.c_steps, c.c_tokens,
-       c.c_tokens * c.c_tokens / c.c_steps)
+       c.c_tokens * c.c_tokens / c.c_steps, c.step)
     )  # fmt: skip
   return {
     'round': rnd.id,
@@ -92,6 +93,8 @@ def _line(turn: Turn, rnd: s.Round) -> dict[str, object]:
     'digest_f32': rnd.digest_f32,
     'digest': rnd.digest,
     'global_step': turn.get().global_step,
+    'steps_done': turn.get().steps_done + _steps_done(turn, rnd),
+    'owner': rnd.owner,
     'drain': rnd.drain,
     'reason': rnd.reason,
     'inputs': tuple(inputs),
@@ -112,8 +115,8 @@ def commit(turn: Turn, rnd: s.Round) -> None:
   for member in rnd.contributed:
     c = member.contribution
     assert c is not None
-    included[c.island] = s.Inclusion(
-      c.incarnation, rnd.version, c.capture, rnd.slot
+    included[c.island] = Inclusion(
+      c.incarnation, rnd.version, c.capture, rnd.slot, c.step
     )
     merged += c.c_tokens * size
     _credit_merged(turn, c, c.c_tokens * size)
@@ -166,19 +169,22 @@ def _credit_merged(turn: Turn, c: m.Contribution, token_params: int) -> None:
   turn.set(past=past)
 
 
+def _steps_done(turn: Turn, rnd: s.Round) -> float:
+  """`each`: what a merge adds to the global step."""
+  if rnd.drain:
+    return 0.0
+  share = turn.settings.sizes[rnd.fragment] / sum(turn.settings.sizes)
+  steps = sum(x.contribution.c_steps for x in rnd.contributed if x.contribution)
+  return share * steps / max(1, len(turn.live()))
+
+
 def _count_merge(turn: Turn, rnd: s.Round, merged: int) -> None:
   state = turn.get()
-  steps = 0.0
-  if not rnd.drain:
-    share = turn.settings.sizes[rnd.fragment] / sum(turn.settings.sizes)
-    steps = share * sum(
-      x.contribution.c_steps for x in rnd.contributed if x.contribution
-    )
   turn.set(
     merges=state.merges + 1,
     merged_token_params=state.merged_token_params + merged,
     slots_done=state.slots_done + (not rnd.drain),
-    steps_done=state.steps_done + steps / max(1, len(turn.live())),
+    steps_done=state.steps_done + _steps_done(turn, rnd),
     estimates=state.estimates._replace(
       round_s=schedule.moving(
         state.estimates.round_s,

@@ -104,6 +104,8 @@ class Hello:
   digests: tuple[str, ...] = ()  # of those anchors
   has_inner_state: bool = False
   seeds_state: bool = False  # it can give Θ(0), where the syncer has no task
+  global_step: int = 0  # that the checkpoint was saved at
+  samples_per_step: int = 0  # its batch; 0: the data position is its own affair
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class Report:
   lost_steps: int = 0
   rate_index: int = 0
   healthy: bool = True  # false: own loss or parameters are not finite
+  has_inner_state: bool = False  # restored, donated or trained
+  carried_token_params: int = 0  # of trained: pending in a restored checkpoint
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,6 +205,7 @@ class Contribution:
   held_s: float  # from the pull's arrival to sending
   encode_s: float  # the part of held_s that copying and encoding took
   fingerprint: str
+  step: int = 0  # the island's cumulative step at the capture
   payload: int = 0
 
 
@@ -277,7 +282,7 @@ class Superseded:
   incarnation: int
 
 
-# Seeding, recovery, donation, samples (drivers come with those rules).
+# Seeding, recovery, donation.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -295,6 +300,8 @@ class Seed:
 class AskAnchors:
   """Syncer -> island, after a restart: which anchors do you hold?"""
 
+  island: int
+  incarnation: int
   syncer_incarnation: int
 
 
@@ -309,6 +316,7 @@ class Anchors:
   digests: tuple[str, ...]
   step: int
   tokens: int
+  training: bool = True  # it has been told to start
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -360,32 +368,13 @@ class Donation:
   payload: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AskSamples:
-  """Island -> syncer: the lease of samples runs low."""
-
-  island: int
-  incarnation: int
-  seq: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Samples:
-  """Syncer -> island: a lease of samples."""
-
-  island: int
-  incarnation: int
-  seq: int
-  samples: SampleRange
-
-
 TO_SYNCER = (
   AskConfig, Hello, Report, Contribution, Declined, Leave, Seed, Anchors,
-  AnchorValue, Donation, AskSamples,
+  AnchorValue, Donation,
 )  # fmt: skip
 TO_ISLAND = (
   RunConfig, Refusal, Welcome, Start, Pull, Broadcast, Refused, Closed,
-  Finished, Superseded, AskAnchors, AskAnchor, AskDonation, Donation, Samples,
+  Finished, Superseded, AskAnchors, AskAnchor, AskDonation, Donation,
 )  # fmt: skip
 # Messages that carry a tensor payload travel on the bulk channel.
 BULK = (Contribution, Broadcast, Seed, AnchorValue, Donation)
@@ -395,5 +384,5 @@ Message = (
   AskConfig | RunConfig | Hello | Refusal | Welcome | Start | Report | Pull
   | Contribution | Declined | Broadcast | Refused | Closed | Leave | Finished
   | Superseded | Seed | AskAnchors | Anchors | AskAnchor | AnchorValue
-  | AskDonation | Donation | AskSamples | Samples
+  | AskDonation | Donation
 )  # fmt: skip

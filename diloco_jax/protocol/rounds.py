@@ -235,9 +235,13 @@ def ask_members(turn: Turn, round_id: m.RoundId) -> None:
 
 def _holds_own_work(turn: Turn, island: s.Island, fragment: int) -> bool:
   own = turn.fragments[fragment].included.get(island.id)
+  held = island.versions[fragment] if island.versions else None
+  # After a restart of the syncer: a base of its own timeline first.
+  if held is not None and held.incarnation < turn.get().incarnation:
+    return False
   if own is None or own.incarnation != island.incarnation:
     return True
-  return bool(island.versions) and island.versions[fragment] >= own.version
+  return held is not None and held >= own.version
 
 
 # Filling.
@@ -491,6 +495,7 @@ def _skip_or_retry(turn: Turn, rnd: s.Round) -> None:
     return  # the owner declined or is gone; its next slot comes in its time
   if all(x.status == s.DECLINED for x in rnd.members):
     turn.set(slots_done=state.slots_done + 1)
+    turn.note('slot_skipped', slot=rnd.slot)
   else:
     turn.set(retries=(*state.retries, rnd.slot))
 

@@ -42,6 +42,14 @@ class Limits:
   quarantine_s: float = 60.0
   islands_max: int = 1024
   evaluators_max: int = 64
+  snapshot_every_s: float = 0.0  # of the syncer; 0: none
+  checkpoint_every_s: float = 0.0  # of an island; 0: none
+  checkpoint_age_periods: float = 20.0  # an older one is not worth restoring
+  momentum_merges_max: int = 2  # a snapshot's b is taken this far behind
+  history_max: int = 64  # versions of a fragment that recovery considers
+  answer_s: float = 5.0  # an anchor's value that was asked for
+  donation_s: float = 30.0  # an inner state that was asked for
+  donors_max: int = 3  # tried for one newcomer
   past_max: int = 256  # ended incarnations whose books are kept open
 
 

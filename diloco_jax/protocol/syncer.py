@@ -6,9 +6,13 @@ event goes to which rule, and how a run starts and ends (section 5.8).
 
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import admission
+from diloco_jax.protocol import donors
+from diloco_jax.protocol import ending
 from diloco_jax.protocol import membership
 from diloco_jax.protocol import merging
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol import recovering
+from diloco_jax.protocol import reopening
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
@@ -26,7 +30,10 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
   turn = Turn(state, event.now)
   match event:
     case a.Received():
-      _on_message(turn, event.peer, event.message)
+      if state.phase == s.RECOVERING:
+        _on_message_early(turn, event.peer, event.message)
+      else:
+        _on_message(turn, event.peer, event.message)
     case a.TimerFired():
       _on_timer(turn, event.name)
     case a.PeerLost():
@@ -40,16 +47,25 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
     case a.TapeWritten():
       _on_tape_written(turn, event.key)
     case a.Exported():
-      _on_exported(turn, event.digest)
+      ending.on_exported(turn, event.digest)
+    case a.AnchorTaken():
+      recovering.on_anchor_taken(turn, event)
+    case a.Restored():
+      reopening.on_restored(turn, event)
+    case a.SnapshotSaved():
+      _on_snapshot_saved(turn, event)
     case a.StopRequested():
-      _interrupt(turn, event.reason)
+      ending.interrupt(turn, event.reason)
     case _:
       raise TypeError(f'not an event of the syncer: {event!r}')
+  if turn.get().phase == s.RECOVERING:
+    recovering.proceed(turn)
+    return turn.close()
   membership.quarantine_offenders(turn)
-  _maybe_drain(turn)
+  ending.maybe_drain(turn)
   rounds.open_due(turn)
-  _maybe_export(turn)
-  _maybe_stop(turn)
+  ending.maybe_export(turn)
+  ending.maybe_stop(turn)
   return turn.close()
 
 
@@ -71,8 +87,29 @@ def begin(state: State, now: float) -> tuple[State, tuple[a.Action, ...]]:
     adopt=settings.adopt,
     incarnation=state.incarnation,
   )
+  if state.phase == s.RECOVERING:
+    recovering.begin(turn)
   turn.act(a.SetTimer('tick', turn.now + turn.limits.tick_s))
   return turn.close()
+
+
+def _on_message_early(turn: Turn, peer: str, message: m.Message) -> None:
+  """While recovering: who holds what. The rest is asked for again later."""
+  match message:
+    case m.Report():
+      recovering.on_report(turn, peer, message)
+    case m.Anchors():
+      recovering.on_anchors(turn, message)
+    case m.AnchorValue():
+      recovering.on_anchor_value(turn, message)
+    case m.Hello():
+      admission.on_hello(turn, peer, message)
+    case m.AskConfig():
+      admission.on_ask_config(turn, peer, message)
+    case m.Leave():
+      membership.on_leave(turn, message)
+    case _:
+      turn.release(getattr(message, 'payload', 0))
 
 
 def _on_message(turn: Turn, peer: str, message: m.Message) -> None:
@@ -92,8 +129,9 @@ def _on_message(turn: Turn, peer: str, message: m.Message) -> None:
       membership.on_leave(turn, message)
     case m.Seed():
       _on_seed(turn, message)
-    case m.Anchors() | m.AnchorValue() | m.Donation() | m.AskSamples():
-      turn.refuse('unasked')  # this syncer never asked for one
+    case m.Donation():
+      donors.on_donation(turn, message)
+    case m.Anchors() | m.AnchorValue():  # the recovery is over
       turn.release(getattr(message, 'payload', 0))
     case _:
       raise TypeError(f'not a message to the syncer: {message!r}')
@@ -109,8 +147,13 @@ def _ask_again(turn: Turn, island: int) -> None:
 
 
 def _on_timer(turn: Turn, name: str) -> None:
-  if name == 'tick':
+  if name == 'tick' and turn.get().phase == s.RECOVERING:
+    for index in sorted(turn.islands):
+      recovering.ask(turn, index)
+    turn.act(a.SetTimer('tick', turn.now + turn.limits.tick_s))
+  elif name == 'tick':
     membership.tick(turn)
+    _maybe_snapshot(turn)
     for round_id in list(turn.rounds):
       if turn.rounds[round_id].phase == s.COLLECTING:
         rounds.ask_members(turn, round_id)
@@ -190,115 +233,76 @@ def _on_seeded(turn: Turn, event: a.Seeded) -> None:
   ]
   for handle in turn.get().seeds.values():
     turn.release(handle)
-  turn.set(phase=s.OPEN, seeds={})
+  turn.set(seeds={})
+  turn.act(
+    a.WriteTape(
+      key=f'seeded:{first.incarnation}',
+      fields=(('incarnation', first.incarnation), ('digests', event.digests)),
+    )
+  )
+
+
+def _open(turn: Turn) -> None:
+  """Θ is there and durable: islands may come."""
+  turn.set(phase=s.OPEN)
   for key in sorted(turn.islands):
-    if turn.islands[key].status == s.ENTERING:
+    island = turn.islands[key]
+    if island.status == s.ENTERING and island.admitted:
       membership.welcome(turn, key)
+  _maybe_snapshot(turn)
 
 
 def _on_tape_written(turn: Turn, key: str) -> None:
-  kind, incarnation, number = key.split(':')
-  assert kind == 'merge', key
-  rnd = turn.rounds.get(m.RoundId(int(incarnation), int(number)))
-  assert rnd is not None, key
-  merging.commit(turn, rnd)
+  kind, first, *rest = key.split(':')
+  match kind:
+    case 'merge':
+      rnd = turn.rounds.get(m.RoundId(int(first), int(rest[0])))
+      assert rnd is not None, key
+      merging.commit(turn, rnd)
+    case 'admitted':
+      admission.on_admitted(turn, int(first), int(rest[0]))
+    case 'seeded':
+      _open(turn)
+    case 'recovering':
+      recovering.on_durable(turn)
+    case 'recovered':
+      reopening.reopen(turn)
+      for index in sorted(turn.islands):
+        island = turn.islands[index]
+        if island.status in membership.CONNECTED and island.admitted:
+          membership.offer_newest(turn, index)
+      membership.start_ready(turn)
+    case _:
+      raise ValueError(f'unknown line {key!r}')
 
 
-# End.
+# Snapshots.
 
 
-def _maybe_drain(turn: Turn) -> None:
-  """At the last global step or the token budget: ask everyone once more."""
-  state, settings = turn.get(), turn.settings
-  if state.phase != s.OPEN or not state.started:
+def _maybe_snapshot(turn: Turn) -> None:
+  """Now and then, where something was merged since the last one."""
+  state, limits = turn.get(), turn.limits
+  every = limits.snapshot_every_s
+  if state.phase != s.OPEN or state.snapshot_saving or every <= 0:
     return
-  reason = ''
-  if state.global_step >= settings.steps:
-    reason = 'steps'
-  elif 0 <= settings.token_budget <= state.tokens_merged:
-    reason = 'token_budget'
-  elif settings.mode != FREE:
-    live = turn.live()
-    if live and all(rounds.at_its_end(turn, x) for x in live):
-      reason = 'steps'
-  if not reason:
+  due = turn.now - state.snapshot_at >= every
+  if not due or state.merges <= state.snapshot_merges:
     return
+  number = state.snapshots + 1
   turn.set(
-    phase=s.DRAINING,
-    end_reason=reason,
-    ends_at=turn.now + turn.limits.drain_timeout_s,
-    to_drain=tuple(range(settings.fragments)),
-    retries=(),
+    snapshots=number,
+    snapshot_at=turn.now,
+    snapshot_merges=state.merges,
+    snapshot_saving=True,
   )
-  turn.note('draining', reason=reason, global_step=turn.get().global_step)
+  versions = tuple(x.version for x in turn.fragments)
+  turn.act(a.SaveSnapshot(number=number, versions=versions))
 
 
-def _interrupt(turn: Turn, reason: str) -> None:
-  """Ctrl-C: open rounds are void, Θ is exported as it stands."""
-  state = turn.get()
-  if state.phase in (s.EXPORTING, s.FINISHED):
-    return
-  if state.phase == s.SEEDING:
-    turn.set(phase=s.FINISHED, end_reason=reason)
-    turn.note('finished', reason=reason, global_step=0, merges=0,
-              params_digest='')  # fmt: skip
-    turn.act(a.Stop(reason=reason))
-    return
-  for rnd in list(turn.rounds.values()):
-    if rnd.phase == s.COLLECTING:
-      for member in rnd.members:
-        if member.contribution is not None:
-          turn.release(member.contribution.payload)
-      del turn.rounds[rnd.id]
-  turn.set(
-    phase=s.DRAINING,
-    end_reason=reason,
-    ends_at=turn.now + turn.limits.drain_timeout_s,
-    to_drain=(),
-  )
-
-
-def _maybe_export(turn: Turn) -> None:
-  state = turn.get()
-  if state.phase != s.DRAINING or turn.rounds:
-    return
-  if state.to_drain and turn.live():
-    return
-  turn.set(phase=s.EXPORTING, to_drain=())
-  turn.act(a.Export(global_step=state.global_step))
-
-
-def _on_exported(turn: Turn, digest: str) -> None:
-  state = turn.get()
-  assert state.phase == s.EXPORTING
-  turn.set(params_digest=digest, ends_at=turn.now + turn.limits.leave_s)
-  for key in sorted(turn.islands):
-    island = turn.islands[key]
-    if island.status != s.LEFT:
-      membership.say_finished(turn, island.peer)
-
-
-def _maybe_stop(turn: Turn) -> None:
-  """Finished once everyone has left, or has had time to."""
-  state = turn.get()
-  if state.phase != s.EXPORTING or not state.params_digest:
-    return
-  here = [
-    x
-    for x in turn.islands.values()
-    if x.status not in (s.LEFT, s.LAPSED) and (x.peer or not x.is_evaluator)
-  ]
-  if here and turn.now < state.ends_at:
-    return
-  for island in (*state.past, *(turn.islands[k] for k in sorted(turn.islands))):
-    if not island.is_evaluator:
-      membership.note_total(turn, island)
-  turn.set(phase=s.FINISHED)
-  turn.note(
-    'finished',
-    reason=state.end_reason,
-    global_step=state.global_step,
-    merges=state.merges,
-    params_digest=state.params_digest,
-  )
-  turn.act(a.Stop(reason=state.end_reason))
+def _on_snapshot_saved(turn: Turn, event: a.SnapshotSaved) -> None:
+  """Recovery need not look further back than to a snapshot that is there."""
+  turn.set(snapshot_saving=False)
+  if event.ok:
+    turn.note('snapshot', number=event.number, versions=event.versions)
+  else:
+    turn.note('snapshot_failed', number=event.number)

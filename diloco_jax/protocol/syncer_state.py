@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol.recovery import Inclusion
+from diloco_jax.protocol.recovery import Memory
 from diloco_jax.protocol.settings import Settings
 
 # Phases of a run.
+RECOVERING = 'recovering'  # after a restart: who holds what?
 SEEDING = 'seeding'  # Θ(0) is not there yet
 OPEN = 'open'
 DRAINING = 'draining'  # every live island is asked once more
@@ -45,15 +49,6 @@ QUORUM_TIMEOUT = 'quorum_timeout'
 EMPTY = 'empty'
 
 NEVER = float('inf')
-
-
-class Inclusion(NamedTuple):
-  """The last merge of a fragment that included one island."""
-
-  incarnation: int  # of the island
-  version: m.Version
-  capture: m.CaptureId
-  slot: int = -1  # of the round
 
 
 class Fragment(NamedTuple):
@@ -103,6 +98,16 @@ class Island(NamedTuple):
   lost_steps: int = 0
   merged: int = 0  # token_params in merges
   loss: float | None = None
+  admitted: bool = True  # its incarnation is durable
+  seeds_state: bool = False
+  begin: int = 0  # first sample of its lease, in its lane
+  first_step: int = 0  # its cumulative step when it was admitted
+  samples_per_step: int = 0
+  carried: int = 0  # token_params of its predecessor that it brought along
+  healthy: bool = True
+  has_inner_state: bool = False
+  donors: tuple[int, ...] = ()  # asked for their inner state, in order
+  donor_asked_at: float = 0.0
 
   @property
   def is_evaluator(self) -> bool:
@@ -170,6 +175,32 @@ class Estimates(NamedTuple):
     return self.encode_s + self.transfer_s + self.merge_s
 
 
+class Fetch(NamedTuple):
+  """An anchor's value that was asked for."""
+
+  island: int
+  version: m.Version
+  since: float
+  asked_at: float
+
+
+class Recovering(NamedTuple):
+  """How far the recovery after a restart is."""
+
+  memory: Memory
+  snapshot: tuple[tuple[m.Version, str], ...]  # version and digest; () for none
+  durable: bool = False  # the incarnation is
+  since: float = 0.0
+  asked: Mapping[int, float] = {}  # island -> when
+  answers: Mapping[int, m.Anchors] = {}
+  deciding: bool = False
+  fetching: Mapping[int, Fetch] = {}  # by fragment
+  taken: Mapping[int, m.Version] = {}  # held aside by the driver
+  failed: frozenset[tuple[int, int]] = frozenset()  # (fragment, island)
+  orders: tuple[a.RestoreOrder, ...] = ()
+  restored: a.Restored | None = None
+
+
 class SyncerState(NamedTuple):
   """Everything that the syncer's decisions depend on."""
 
@@ -179,6 +210,11 @@ class SyncerState(NamedTuple):
   has_task: bool  # it makes Θ(0) itself
   now: float = 0.0
   phase: str = SEEDING
+  recovering: Recovering | None = None
+  snapshots: int = 0  # numbers given
+  snapshot_at: float = -NEVER  # when the newest was begun
+  snapshot_merges: int = -1  # merges that it holds
+  snapshot_saving: bool = False
   started: bool = False  # the first islands were told to train
   first_ready_at: float = -1.0
   fragments: tuple[Fragment, ...] = ()
@@ -222,11 +258,37 @@ def initial(
   incarnation: int = 1,
   config_json: str = '{}',
   has_task: bool = True,
+  memory: Memory | None = None,
+  snapshot: tuple[tuple[m.Version, str], ...] | None = None,
 ) -> SyncerState:
-  """The state of a syncer that has not seen any event."""
-  return SyncerState(
+  """The state of a syncer that has not seen any event.
+
+  Args:
+    settings: of the run.
+    incarnation: larger than any before.
+    config_json: what islands are told.
+    has_task: it can make Θ(0) itself.
+    memory: of earlier incarnations; with a Θ(0) in it the syncer recovers.
+    snapshot: version and digest of each fragment on disk.
+  """
+  state = SyncerState(
     settings=settings,
     incarnation=incarnation,
     config_json=config_json,
     has_task=has_task,
+  )
+  if memory is None:
+    return state
+  assert incarnation > memory.incarnation
+  known = {x: memory.members[x].incarnation for x in memory.members}
+  state = state._replace(incarnations=known)
+  if not memory.history:
+    return state
+  return state._replace(
+    phase=RECOVERING,
+    recovering=Recovering(memory, snapshot or ()),
+    merges=memory.merges,
+    next_slot=memory.next_slot,
+    slots_done=len(memory.slots),
+    steps_done=memory.steps_done,
   )

@@ -56,9 +56,9 @@ class Turn:
   def note(self, kind: str, **fields: Any) -> None:
     self.actions.append(a.Note(kind=kind, fields=tuple(fields.items())))
 
-  def send(self, peer: str, message: m.Message) -> None:
+  def send(self, peer: str, message: m.Message, priority: int = 0) -> None:
     if peer:
-      self.actions.append(a.Send(peer=peer, message=message))
+      self.actions.append(a.Send(peer, message, priority))
 
   def release(self, handle: int) -> None:
     if handle:
@@ -118,9 +118,11 @@ class Turn:
     ):
       return piece.version
     own = piece.included.get(island.id)
+    # A version of before a restart of the syncer is no base any more.
+    oldest = m.Version(self.get().incarnation, 0)
     if own is None or own.incarnation != island.incarnation:
-      return m.Version(0, 0)
-    return own.version
+      return oldest
+    return max(own.version, oldest)
 
   def broadcast(self, island: s.Island, fragment: int) -> None:
     """Send the newest version of a fragment, unless one is on its way."""

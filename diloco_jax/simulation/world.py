@@ -106,7 +106,10 @@ class IslandSim:
           ),
         )
       case a.Stage():
-        staged = (action.fragment, action.version, action.base, action.capture)
+        staged = (
+          action.fragment, action.version, action.base, action.capture,
+          action.mode,
+        )  # fmt: skip
         kernel.after(
           0.0, lambda: self.feed(a.Staged(kernel.now, *staged, ok=True))
         )
@@ -279,7 +282,8 @@ class World:
         )
       case a.WriteTape():
         key = action.key
-        self.tape.append({'t_s': kernel.now, **dict(action.fields)})
+        if key.startswith('merge:'):
+          self.tape.append({'t_s': kernel.now, **dict(action.fields)})
         kernel.after(
           delays.tape_s, lambda: self.feed(a.TapeWritten(kernel.now, key))
         )
@@ -287,7 +291,7 @@ class World:
         kernel.after(0.0, lambda: self.feed(a.Exported(kernel.now, 'digest')))
       case a.Note():
         self.notes.append((kernel.now, action))
-      case a.Release() | a.Stop() | a.Disconnect():
+      case a.Release() | a.Stop():
         pass
       case _:
         raise TypeError(f'{action!r}')

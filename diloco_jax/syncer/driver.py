@@ -95,8 +95,6 @@ class SyncerDriver:
         self._worker.submit(self._take_seeds, payloads)
       case a.Export():
         self._worker.submit(self._export_now, action.global_step)
-      case a.Disconnect():
-        self._endpoint.disconnect(action.peer)
       case a.Stop():
         pass
       case _:

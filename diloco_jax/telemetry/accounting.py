@@ -169,7 +169,7 @@ def merged_token_params(
     if line['kind'] == 'run_started':
       sizes = line['sizes']
     elif line['kind'] == 'merge':
-      for island, incarnation, _, _, c_tokens, _ in line['inputs']:
+      for island, incarnation, _, _, c_tokens, *_ in line['inputs']:
         key = (island, incarnation)
         amount = c_tokens * sizes[line['fragment']]
         merged[key] = merged.get(key, 0) + amount

@@ -211,7 +211,7 @@ class Process:
     corrupt = self.world.chance('corrupt', self.world.plan.corrupt)
     event = a.Staged(
       self.world.kernel.now, action.fragment, action.version, action.base,
-      action.capture, not corrupt,
+      action.capture, action.mode, not corrupt,
     )  # fmt: skip
     self.staging[dataclasses.replace(event, now=0.0)] = (
       action.mode,

@@ -36,7 +36,7 @@ class Theta:
     assert islands == sorted(set(islands)), f'inputs {islands}'
     assert len(deltas) == len(islands)
     for entry, delta in zip(line['inputs'], deltas, strict=True):
-      island, incarnation, number, c_steps, c_tokens, weight = entry
+      island, incarnation, number, c_steps, c_tokens, weight, *_ = entry
       steps = self.captures[island, incarnation, p, number]
       assert delta == (island, incarnation, p, number), f'{delta} {entry}'
       assert c_steps == len(steps) > 0, f'{entry}: {sorted(steps)}'

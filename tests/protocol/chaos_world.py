@@ -221,7 +221,7 @@ class ChaosWorld:
         self.notes.append((kernel.now, action.kind, dict(action.fields)))
       case a.Release():
         del self.handles[action.handle]
-      case a.Stop() | a.Disconnect():
+      case a.Stop():
         pass
       case _:
         raise TypeError(f'{action!r}')
@@ -238,10 +238,11 @@ class ChaosWorld:
     )
 
   def write(self, action):
-    line = dict(action.fields)
-    number, deltas = self.merging
-    assert line['round'] == number
-    self.theta.add(line, deltas)
+    if action.key.startswith('merge:'):
+      line = dict(action.fields)
+      number, deltas = self.merging
+      assert line['round'] == number
+      self.theta.add(line, deltas)
     self.kernel.after(
       self.draw('tape', 0.05),
       lambda: self.feed(a.TapeWritten(self.kernel.now, action.key)),

@@ -8,6 +8,7 @@ from absl.testing import parameterized
 
 from diloco_jax.protocol import guard
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol import recovery
 from diloco_jax.protocol import syncer_state as s
 from diloco_jax.protocol.settings import Settings
 from diloco_jax.protocol.turn import Turn
@@ -36,7 +37,7 @@ def island(key, incarnation=3):
 def fragment(**fields):
   return s.Fragment(
     version=m.Version(2, 10), digest='d', handle=1,
-    included={0: s.Inclusion(3, m.Version(2, 6), m.CaptureId(3, 5))},
+    included={0: recovery.Inclusion(3, m.Version(2, 6), m.CaptureId(3, 5))},
   )._replace(**fields)  # fmt: skip
 
 
@@ -105,7 +106,7 @@ class ProblemTest(parameterized.TestCase):
     self.assertEqual(problem(given), '')
 
   def test_an_older_incarnations_merge_binds_nobody(self):
-    old = {0: s.Inclusion(2, m.Version(2, 9), m.CaptureId(2, 50))}
+    old = {0: recovery.Inclusion(2, m.Version(2, 9), m.CaptureId(2, 50))}
     on = turn(fragment(included=old))
     self.assertEqual(problem(on=on), '')
 

@@ -224,12 +224,15 @@ def describe(action):
         f'merge {word(action.round)} p{action.fragment} {word(action.parent)}'
         f' -> {word(action.version)}: {inputs}'
       )
+    case a.WriteTape() if action.key.split(':')[0] in AT_ONCE:
+      return ''
     case a.WriteTape():
       line = dict(action.fields)
+      if 'inputs' in line:
+        line['inputs'] = tuple(x[:6] for x in line['inputs'])
       shown = ('version', 'parent', 'reason', 'inputs', 'left_out')
-      return f'tape {action.key} ' + ' '.join(
-        f'{x}={word(line[x])}' for x in shown if line[x] != ()
-      )
+      words = [f'{x}={word(line[x])}' for x in shown if line.get(x, ()) != ()]
+      return ' '.join((f'tape {action.key}', *words))
     case a.StepPlan():
       return plan(action)
     case a.Encode() | a.DropCapture():
@@ -245,7 +248,7 @@ def describe(action):
       return 'begin'
     case a.Export():
       return f'export at {action.global_step}'
-    case a.TakeSeeds() | a.GiveSeeds() | a.Disconnect():
+    case a.TakeSeeds() | a.GiveSeeds():
       return str(action)
     case _:
       raise TypeError(f'{action!r}')
@@ -265,7 +268,11 @@ NOTES = {
     'lost_token_params', 'pending_token_params',
   ),
 }  # fmt: skip
-SILENT = ('run_started', 'joined', 'refused', 'welcomed')
+SILENT = (
+  'run_started', 'joined', 'refused', 'welcomed', 'ended', 'slot_skipped',
+)  # fmt: skip
+# Lines of the tape that are durable at once in transcripts.
+AT_ONCE = ('seeded', 'admitted')
 
 
 def note(action):

@@ -122,7 +122,7 @@ class IslandPlayer(Player):
     self.feed(
       a.Staged(
         self.now, stage.fragment, stage.version, stage.base, stage.capture,
-        ok == 'ok',
+        stage.mode, ok == 'ok',
       )
     )  # fmt: skip
 

@@ -31,6 +31,10 @@ class SyncerPlayer(Player):
     self.state, actions = syncer_machine.react(old, event)
     invariants.check_syncer(old, self.state)
     self.show(actions)
+    for action in actions:
+      if isinstance(action, a.WriteTape):
+        if action.key.split(':')[0] in t.AT_ONCE:
+          self.feed(a.TapeWritten(self.now, action.key))
 
   def receive(self, message, peer):
     self.feed(a.Received(self.now, peer, message))
