@@ -109,7 +109,10 @@ def versions(word):
 
 
 def round_id(word):
-  return None if word == '-' else m.RoundId(1, integer(word, 'r'))
+  if word == '-':
+    return None
+  incarnation, _, number = word.rpartition(':')
+  return m.RoundId(int(incarnation or 1), integer(number, 'r'))
 
 
 def who(word):
@@ -130,9 +133,11 @@ def word(x):
     case m.Version():
       return f'v{x.merges}' if x.incarnation == 1 else f'{x[0]}:v{x[1]}'
     case m.RoundId():
-      return f'r{x.number}'
+      return f'r{x.number}' if x.incarnation == 1 else f'{x[0]}:r{x[1]}'
     case m.CaptureId():
       return f'c{x.number}'
+    case m.SampleRange():
+      return f'from {x.begin}'
     case tuple():
       return '[' + ' '.join(word(y) for y in x) + ']'
     case None:
@@ -148,6 +153,8 @@ def fields(x, names, hide=()):
   parts = []
   for name in names:
     value = getattr(x, name)
+    if isinstance(value, m.SampleRange) and not value.begin:
+      continue
     if (name, value) not in hide:
       parts.append(f'{name}={word(value)}')
   return ' '.join(parts)
@@ -157,13 +164,14 @@ DULL = (
   ('slot', -1), ('captured_slot', -1), ('round', None), ('named', None),
   ('drain', False), ('lost_steps', 0), ('rewarm_steps', 0), ('stop_step', -1),
   ('seed_wanted', False), ('step_time_s', 0.0), ('digests', ()),
+  ('training', True),
 )  # fmt: skip
 
 SHOWN = {
   m.RunConfig: ('config_json', 'config_hash'),
   m.Refusal: ('reason', 'detail'),
   m.Welcome: ('entry', 'versions', 'seed_wanted'),
-  m.Start: ('global_step', 'rewarm_steps', 'next_slot', 'stop_step'),
+  m.Start: ('global_step', 'rewarm_steps', 'next_slot', 'stop_step', 'samples'),
   m.Pull: ('slot', 'drain'),
   m.Broadcast: ('version', 'round', 'slot', 'named', 'digest'),
   m.Refused: ('reason',),
@@ -178,6 +186,12 @@ SHOWN = {
   m.Declined: (),
   m.Leave: ('reason',),
   m.Seed: (),
+  m.AskAnchors: ('syncer_incarnation',),
+  m.Anchors: ('syncer_incarnation', 'versions', 'digests', 'step', 'training'),
+  m.AskAnchor: ('version',),
+  m.AnchorValue: ('version', 'digest'),
+  m.AskDonation: ('recipient',),
+  m.Donation: ('recipient', 'step', 'versions'),
 }  # fmt: skip
 
 
@@ -244,6 +258,23 @@ def describe(action):
         f' base={word(action.base)} add={word(action.capture)}'
         f' #{action.handle}'
       )
+    case a.TakeAnchor():
+      return (
+        f'take p{action.fragment} {word(action.version)} {action.digest}'
+        f' #{action.handle}'
+      )
+    case a.Restore():
+      return 'restore ' + ', '.join(
+        f'p{x.fragment} {word(x.version)} from {x.source}'
+        + (' with momentum' if x.momentum else '')
+        for x in action.orders
+      )
+    case a.SaveSnapshot():
+      return f'snapshot {action.number} {word(action.versions)}'
+    case a.GiveAnchor():
+      return f'give p{action.fragment} {word(action.version)}'
+    case a.TakeDonation():
+      return f'take donation {action.digest} #{action.handle}'
     case a.Begin():
       return 'begin'
     case a.Export():
