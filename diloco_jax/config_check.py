@@ -79,7 +79,7 @@ RANGES: dict[str, Range] = {
   'outer.momentum': FRACTION,
   'sync.fragments': COUNT,
   'sync.period': COUNT,
-  'sync.alpha': FRACTION,
+  'sync.alpha': Range(0, 1),
   'sync.staleness_max': OFF_OR_COUNT,
   'sync.token_budget': OFF_OR_COUNT,
   'mesh.data': OFF_OR_COUNT,
@@ -107,6 +107,9 @@ LATER = (
   ('chaos', '', 'fault plans'),
   ('checkpoint.every_s', 0.0, 'checkpoints of islands and syncer'),
   ('checkpoint.keep', 3, 'checkpoints of islands and syncer'),
+  ('sync.limits.snapshot_every_s', 0.0, 'checkpoints of islands and syncer'),
+  ('sync.limits.checkpoint_every_s', 0.0, 'checkpoints of islands and syncer'),
+  ('sync.limits.donors_max', 0, 'inner state from a peer'),
 )
 
 

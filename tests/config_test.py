@@ -256,7 +256,7 @@ class MistakeTest(parameterized.TestCase):
     ),
     (dict(sync__round_members='each', sync__quorum=2), 'sync.quorum', ['each']),
     (dict(sync__alpha=0.5), 'sync.alpha', ['blend', 'rebase']),
-    (dict(sync__adopt='blend', sync__alpha=1.0), 'sync.alpha', ['< 1']),
+    (dict(sync__adopt='blend', sync__alpha=1.5), 'sync.alpha', ['<= 1']),
     (dict(steps=0), 'steps', ['>= 1']),
     (dict(islands=0), 'islands', ['>= 1']),
     (dict(islands=5000), 'islands', ['1024']),

@@ -118,6 +118,7 @@ def make_island(
   clock: Clock | None = None,
   journal: Any = None,
   seeds_state: bool = False,
+  samples_per_step: int = 0,
 ) -> Island:
   """An island that has not joined yet."""
   return Island(
@@ -126,6 +127,7 @@ def make_island(
       nonce=uuid.uuid4().hex,
       island=index,
       seeds_state=seeds_state,
+      samples_per_step=samples_per_step,
     ),
     fragments=assembly.make_fragments(planned, shardings),
     endpoint=endpoint,

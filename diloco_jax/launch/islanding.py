@@ -73,6 +73,7 @@ def run_island(
     index=index,
     clock=clock,
     journal=recorder,
+    samples_per_step=run.data.batch,
   )
   island.warm_up(params)
   if on_ready is not None:

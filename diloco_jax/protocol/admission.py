@@ -159,7 +159,8 @@ def _entry(turn: Turn, hello: m.Hello) -> str:
   young = age <= limits.checkpoint_age_periods * turn.settings.period
   if hello.has_inner_state and young:
     return m.OWN_CHECKPOINT
-  if hello.role == m.ISLAND and donors.candidates(turn):
+  able = limits.donors_max > 0 and bool(donors.candidates(turn))
+  if hello.role == m.ISLAND and able:
     return m.PEER_STATE
   return m.PARAMETERS_ONLY
 

@@ -49,7 +49,7 @@ class Limits:
   history_max: int = 64  # versions of a fragment that recovery considers
   answer_s: float = 5.0  # an anchor's value that was asked for
   donation_s: float = 30.0  # an inner state that was asked for
-  donors_max: int = 3  # tried for one newcomer
+  donors_max: int = 0  # tried for one newcomer; 0: nobody is asked
   past_max: int = 256  # ended incarnations whose books are kept open
 
 

@@ -108,7 +108,7 @@ class DilocoTest(absltest.TestCase):
 
 
 class StreamingDilocoTest(parameterized.TestCase):
-  @parameterized.product(overlap=(0, 1), alpha=(0.0, 0.5, 0.9))
+  @parameterized.product(overlap=(0, 1), alpha=(0.0, 0.5, 1.0))
   def test_preset_with_two_fragments(self, overlap, alpha):
     self.check(overlap=overlap, alpha=alpha, steps=21)
 
