@@ -15,8 +15,13 @@ def newest_merged_step(turn: Turn, index: int, incarnation: int) -> int:
   A closed round is merged whatever happens to its members.
   """
   steps = [-1]
-  for piece in turn.fragments:
-    own = piece.included.get(index)
+  included = [piece.included for piece in turn.fragments]
+  recovering = turn.get().recovering
+  if recovering is not None:
+    # What will be taken back is not known yet: what the tape has is spent.
+    included = [made[-1].included for made in recovering.memory.history]
+  for inside in included:
+    own = inside.get(index)
     if own is not None and own.incarnation == incarnation:
       steps.append(own.step)
   for rnd in turn.rounds.values():

@@ -2,11 +2,10 @@
 
 Values from the network or from a file are checked against the annotations of
 the class that they claim to be: an unknown field, a missing field or a wrong
-type raises MalformedError. From the network nothing but the classes in
-`messages.MESSAGES` can be made; from a tape also events and settings.
+type raises MalformedError. Nothing but the classes in `messages.MESSAGES` can
+be made.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import functools
 import json
@@ -15,11 +14,8 @@ import types
 import typing
 from typing import Any
 
-from diloco_jax.protocol import actions
 from diloco_jax.protocol import messages
-from diloco_jax.protocol import settings
 
-EVENTS = {cls.__name__: cls for cls in typing.get_args(actions.Event)}
 LENGTH_MAX = 1 << 20  # items in a tuple, characters in a string
 
 
@@ -76,11 +72,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if value is None and type(None) in options:
       return None
     rest = [option for option in options if option is not type(None)]
-    if len(rest) > 1:  # of all unions only that of the messages is so wide
-      return message_from_plain(value)
     return _checked(rest[0], value, where)
-  if dataclasses.is_dataclass(hint):
-    return _made({hint.__name__: hint}, value)
   if origin is tuple:
     if not isinstance(value, list) or len(value) > LENGTH_MAX:
       raise MalformedError(f'{where}: expected a list')
@@ -128,13 +120,13 @@ def _checked_scalar(hint: Any, value: Any, where: str) -> Any:
   return value
 
 
-def _made(classes: Mapping[str, type], plain: Any) -> Any:
-  """An instance of one of these classes. Raises MalformedError."""
+def message_from_plain(plain: Any) -> messages.Message:
+  """The message that `to_plain` was given. Raises MalformedError."""
   if not isinstance(plain, dict) or not isinstance(plain.get('_'), str):
-    raise MalformedError(f'expected an object, one of {sorted(classes)[:3]}')
-  cls = classes.get(plain['_'])
+    raise MalformedError('expected a message')
+  cls = messages.MESSAGES.get(plain['_'])
   if cls is None:
-    raise MalformedError(f'unknown object {plain["_"][:40]!r}')
+    raise MalformedError(f'unknown message {plain["_"][:40]!r}')
   fields = {name: value for name, value in plain.items() if name != '_'}
   hints = _hints(cls)
   if fields.keys() != hints.keys():
@@ -146,22 +138,3 @@ def _made(classes: Mapping[str, type], plain: Any) -> Any:
       for name, value in fields.items()
     }
   )
-
-
-def message_from_plain(plain: Any) -> messages.Message:
-  """The message that `to_plain` was given. Raises MalformedError."""
-  return typing.cast(messages.Message, _made(messages.MESSAGES, plain))
-
-
-def event_from_plain(plain: Any) -> actions.Event:
-  """The event that `to_plain` was given. Raises MalformedError."""
-  return typing.cast(actions.Event, _made(EVENTS, plain))
-
-
-def settings_from_plain(plain: Any) -> settings.Settings:
-  """The settings that `to_plain` was given. Raises MalformedError."""
-  try:
-    made = _made({'Settings': settings.Settings}, plain)
-  except AssertionError as e:
-    raise MalformedError(f'settings that do not fit: {e}') from e
-  return typing.cast(settings.Settings, made)

@@ -46,6 +46,11 @@ class Made(NamedTuple):
   shares: tuple[Share, ...] = ()
   included: Mapping[int, Inclusion] = {}
 
+  @property
+  def is_merge(self) -> bool:
+    """Not a start value, nor one that a restart took back."""
+    return self.round is not None
+
 
 class Membership(NamedTuple):
   """The newest incarnation of one island index."""
@@ -279,7 +284,7 @@ def taken_back(
   ):
     lost = after(made, parent)
     for x in lost:
-      merges -= 1
+      merges -= x.is_merge
       for share in x.shares:
         merged[share.island, share.incarnation] -= share.token_params
       if x.made_slot >= 0 and x.owner < 0:

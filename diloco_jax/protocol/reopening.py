@@ -14,7 +14,7 @@ def on_restored(turn: Turn, event: a.Restored) -> None:
   state = put(turn, restored=event)
   parents = tuple(x.version for x in state.orders)
   lost = sum(
-    len(recovery.after(made, parent))
+    sum(x.is_merge for x in recovery.after(made, parent))
     for made, parent in zip(state.memory.history, parents, strict=True)
   )
   turn.act(

@@ -22,5 +22,5 @@ def get_config() -> ConfigDict:
   config.steps = 600
   config.data.sequence = 128
   config.data.batch = 8
-  config.inner.lr = 6e-3
+  config.inner.lr = 1.2e-2
   return config
