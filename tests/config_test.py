@@ -529,7 +529,7 @@ class ConfigFilesTest(parameterized.TestCase):
     self.assertEqual(
       (run.sync.fragments, run.sync.period, run.sync.overlap), (12, 24, 2)
     )
-    self.assertEqual((run.outer.lr, run.outer.momentum), (1.0, 0.5))
+    self.assertEqual((run.outer.lr, run.outer.momentum), (1.0, 0.0))
     waiting = config_lib.resolve(config, async_mode=False)
     self.assertEqual(waiting.preset, 'diloco')
     self.assertEqual((waiting.islands, waiting.steps), (4, 600))
