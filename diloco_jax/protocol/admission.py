@@ -189,11 +189,12 @@ def on_admitted(turn: Turn, index: int, incarnation: int) -> None:
     return
   island = turn.island(index, admitted=True)
   state = turn.get()
-  if state.phase not in (s.SEEDING, s.RECOVERING):
+  if state.phase == s.RECOVERING:
+    if not island.is_evaluator:
+      membership.welcome(turn, index)
+      recovering.ask(turn, index)
+  elif state.phase != s.SEEDING:
     membership.welcome(turn, index)
-  elif state.phase == s.RECOVERING and not island.is_evaluator:
-    membership.welcome(turn, index)
-    recovering.ask(turn, index)
   elif island.seeds_state and not state.has_task:
     seeder = (
       turn.islands.get(state.seeder) if state.seeder is not None else None
@@ -240,6 +241,8 @@ def _end_incarnation(turn: Turn, old: s.Island) -> None:
     trained=old.trained,
     lost=old.lost,
     lost_steps=old.lost_steps,
+    first_step=old.first_step,
+    carried=old.carried,
   )
   past = (*turn.get().past, old._replace(status=s.LEFT))
   for island in past[: -turn.limits.past_max]:

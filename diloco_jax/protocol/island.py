@@ -335,14 +335,7 @@ def _answer_slot(turn: Turn, pull: m.Pull) -> None:
       and capture.round < pull.round
     ):
       adoption.drop_capture(turn, p)
-    turn.send(
-      m.Declined(
-        island=state.island,
-        incarnation=state.incarnation,
-        round=pull.round,
-        fragment=p,
-      )
-    )
+    turn.decline(pull)
 
 
 def _on_closed(turn: Turn, slot: int) -> None:

@@ -90,6 +90,18 @@ class Turn:
     )
     self.set(step_time_s=0.0)
 
+  def decline(self, pull: m.Pull) -> None:
+    """There is nothing to give for this pull."""
+    state = self.get()
+    self.send(
+      m.Declined(
+        island=state.island,
+        incarnation=state.incarnation,
+        round=pull.round,
+        fragment=pull.fragment,
+      )
+    )
+
   def capture(
     self, fragment: int, *, round_id: m.RoundId | None, slot: int, at: float
   ) -> a.CaptureOrder:

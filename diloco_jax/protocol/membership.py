@@ -186,13 +186,13 @@ def _answer_wait(turn: Turn, index: int, report: m.Report) -> None:
   # A slot that made a version ends the wait by that version, which is re-sent
   # until it is reported; a skipped slot needs a word, and so does one whose
   # version the island held before it captured the slot.
-  piece = turn.fragments[report.slot % len(turn.fragments)]
+  fragment = report.slot % len(turn.fragments)
+  piece = turn.fragments[fragment]
   newest = piece.slot
   if turn.settings.mode == EACH:
     own = piece.included.get(index)
     fits = own is not None and own.incarnation == island.incarnation
     newest = own.slot if fits and own is not None else -1
-  fragment = report.slot % len(turn.fragments)
   held = report.versions[fragment] if report.versions else None
   has_it = held is not None and held >= turn.wanted(island, fragment)
   if newest < report.slot or has_it:

@@ -79,6 +79,7 @@ def _ended(memory: recovery.Memory) -> list[s.Island]:
       island = island._replace(
         step=last.step, tokens=last.tokens, trained=last.trained,
         lost=last.lost, lost_steps=last.lost_steps,
+        first_step=last.first_step, carried=last.carried,
       )  # fmt: skip
     islands.append(island)
   return islands
@@ -86,8 +87,25 @@ def _ended(memory: recovery.Memory) -> list[s.Island]:
 
 def on_durable(turn: Turn) -> None:
   put(turn, durable=True)
+  ask_all(turn)
+
+
+def ask_all(turn: Turn) -> None:
   for index in sorted(turn.islands):
     ask(turn, index)
+
+
+def on_message(turn: Turn, peer: str, message: m.Message) -> None:
+  """Who holds what; whatever else is said is asked for again later."""
+  match message:
+    case m.Report():
+      on_report(turn, peer, message)
+    case m.Anchors():
+      on_anchors(turn, message)
+    case m.AnchorValue():
+      on_anchor_value(turn, message)
+    case _:
+      turn.release(getattr(message, 'payload', 0))
 
 
 def on_report(turn: Turn, peer: str, report: m.Report) -> None:

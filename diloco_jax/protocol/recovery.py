@@ -74,19 +74,20 @@ class Ended(NamedTuple):
   trained: int
   lost: int
   lost_steps: int
+  first_step: int
+  carried: int
 
 
 class Memory(NamedTuple):
   """All that a new incarnation of the syncer needs of the older ones."""
 
   incarnation: int = 0  # the largest so far; never used again
-  finished: bool = False
   history: tuple[tuple[Made, ...], ...] = ()  # per fragment, oldest first
   members: Mapping[int, Membership] = {}
   ended: tuple[Ended, ...] = ()
   merged: Mapping[tuple[int, int], int] = {}  # token_params, per incarnation
   merges: int = 0
-  slots: Mapping[int, int] = {}  # done slot -> 1 if merged, 0 if skipped
+  slots: frozenset[int] = frozenset()  # merged or skipped
   next_slot: int = 0
   own_slots: Mapping[int, int] = {}  # `each`: newest merged slot per island
   steps_done: float = 0.0
@@ -124,7 +125,7 @@ class _Reader:
     self.members: dict[int, Membership] = {}
     self.ended: dict[tuple[int, int], Ended] = {}
     self.merged: dict[tuple[int, int], int] = {}
-    self.slots: dict[int, int] = {}
+    self.slots: set[int] = set()
     self.own_slots: dict[int, int] = {}
     self.next_slot = 0
     self.floor: tuple[m.Version, ...] = ()  # of the newest snapshot
@@ -136,7 +137,7 @@ class _Reader:
       members=self.members,
       ended=tuple(self.ended.values()),
       merged=self.merged,
-      slots=self.slots,
+      slots=frozenset(self.slots),
       next_slot=self.next_slot,
       own_slots=self.own_slots,
     )
@@ -178,20 +179,14 @@ class _Reader:
       self.members[int(line['island'])] = member._replace(left=True)
 
   def end(self, line: Mapping[str, Any]) -> None:
-    names = ('island', 'incarnation', 'step', 'tokens', 'trained', 'lost',
-             'lost_steps')  # fmt: skip
-    ended = Ended(*(int(line[name]) for name in names))
+    ended = Ended(*(int(line[name]) for name in Ended._fields))
     self.ended[ended.island, ended.incarnation] = ended
 
-  def finished(self, line: Mapping[str, Any]) -> None:
-    del line
-    self.fields['finished'] = True
-
   def skipped(self, line: Mapping[str, Any]) -> None:
-    self._slot(int(line['slot']), 0)
+    self._slot(int(line['slot']))
 
-  def _slot(self, slot: int, merged: int) -> None:
-    self.slots[slot] = merged
+  def _slot(self, slot: int) -> None:
+    self.slots.add(slot)
     self.next_slot = max(self.next_slot, slot + 1)
 
   def merge(self, line: Mapping[str, Any]) -> None:
@@ -231,7 +226,7 @@ class _Reader:
     self.fields['merges'] += 1
     self.fields['steps_done'] = float(line['steps_done'])
     if not drain and owner < 0:
-      self._slot(slot, 1)
+      self._slot(slot)
     if owner >= 0:
       self.own_slots[owner] = max(self.own_slots.get(owner, -1), slot)
 
@@ -258,7 +253,7 @@ class _Reader:
       [str(x) for x in line['digests']],
     )
     self.history = [list(x) for x in memory.history]
-    self.merged, self.slots = dict(memory.merged), dict(memory.slots)
+    self.merged, self.slots = dict(memory.merged), set(memory.slots)
     self.fields['merges'] = memory.merges
 
 
@@ -276,7 +271,7 @@ def taken_back(
   Raises:
     ValueError: a version is not in the history.
   """
-  merged, slots = dict(memory.merged), dict(memory.slots)
+  merged, slots = dict(memory.merged), set(memory.slots)
   merges = memory.merges
   history = []
   for made, parent, digest in zip(
@@ -288,7 +283,7 @@ def taken_back(
       for share in x.shares:
         merged[share.island, share.incarnation] -= share.token_params
       if x.made_slot >= 0 and x.owner < 0:
-        slots.pop(x.made_slot, None)
+        slots.discard(x.made_slot)
     kept = made[: len(made) - len(lost)]
     again = kept[-1]._replace(
       version=m.Version(incarnation, parent.merges),
@@ -299,7 +294,7 @@ def taken_back(
     )
     history.append((*kept, again))
   return memory._replace(
-    history=tuple(history), merged=merged, slots=slots, merges=merges
+    history=tuple(history), merged=merged, slots=frozenset(slots), merges=merges
   )
 
 
@@ -321,5 +316,4 @@ _TAKERS = {
   'slot_skipped': _Reader.skipped,
   'merge': _Reader.merge,
   'recovered': _Reader.recovered,
-  'finished': _Reader.finished,
 }

@@ -45,32 +45,7 @@ def on_boundary(turn: Turn, step: int, tokens: int) -> None:
     _declare(turn, wait, slot, bool(adopt or capture))
 
 
-# Checkpoints.
-
-
-def next_checkpoint(turn: Turn) -> None:
-  every = turn.limits.checkpoint_every_s
-  if every > 0:
-    turn.act(a.SetTimer('checkpoint', turn.now + every))
-
-
-def _take_save(turn: Turn) -> int:
-  """The number of the checkpoint to write at this boundary; 0: none."""
-  state = turn.get()
-  if not state.save_due or state.saving:
-    return 0
-  turn.set(save_due=False, saving=True, saves=state.saves + 1)
-  return state.saves + 1
-
-
-def on_checkpoint_saved(turn: Turn, event: a.CheckpointSaved) -> None:
-  turn.set(saving=False)
-  kind = 'checkpoint' if event.ok else 'checkpoint_failed'
-  turn.note(kind, number=event.number)
-  next_checkpoint(turn)
-
-
-# The end.
+# What is captured, and what is waited for.
 
 
 def at_end(turn: Turn) -> bool:
@@ -97,20 +72,11 @@ def _take_pulled(turn: Turn) -> list[a.CaptureOrder]:
       continue
     pull = held.pull
     turn.held[p] = held._replace(pull=None)
-    if turn.get().boundary == held.step0:
-      state = turn.get()
-      adoption.drop_capture(turn, p)
-      turn.send(
-        m.Declined(
-          island=state.island,
-          incarnation=state.incarnation,
-          round=pull.round,
-          fragment=p,
-        )
-      )
-      continue
     # The pull of a later round says that the last capture was not merged.
     adoption.drop_capture(turn, p)
+    if turn.get().boundary == held.step0:
+      turn.decline(pull)
+      continue
     orders.append(
       turn.capture(p, round_id=pull.round, slot=-1, at=held.pull_at)
     )
@@ -152,3 +118,28 @@ def _waits_for(turn: Turn) -> int:
     and state.boundary >= x.capture.due + turn.settings.overlap
   ]
   return min(slots, default=-1)
+
+
+# Checkpoints.
+
+
+def next_checkpoint(turn: Turn) -> None:
+  every = turn.limits.checkpoint_every_s
+  if every > 0:
+    turn.act(a.SetTimer('checkpoint', turn.now + every))
+
+
+def _take_save(turn: Turn) -> int:
+  """The number of the checkpoint to write at this boundary; 0: none."""
+  state = turn.get()
+  if not state.save_due or state.saving:
+    return 0
+  turn.set(save_due=False, saving=True, saves=state.saves + 1)
+  return state.saves + 1
+
+
+def on_checkpoint_saved(turn: Turn, event: a.CheckpointSaved) -> None:
+  turn.set(saving=False)
+  kind = 'checkpoint' if event.ok else 'checkpoint_failed'
+  turn.note(kind, number=event.number)
+  next_checkpoint(turn)

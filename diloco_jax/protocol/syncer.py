@@ -30,10 +30,7 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
   turn = Turn(state, event.now)
   match event:
     case a.Received():
-      if state.phase == s.RECOVERING:
-        _on_message_early(turn, event.peer, event.message)
-      else:
-        _on_message(turn, event.peer, event.message)
+      _on_message(turn, event.peer, event.message)
     case a.TimerFired():
       _on_timer(turn, event.name)
     case a.PeerLost():
@@ -93,27 +90,16 @@ def begin(state: State, now: float) -> tuple[State, tuple[a.Action, ...]]:
   return turn.close()
 
 
-def _on_message_early(turn: Turn, peer: str, message: m.Message) -> None:
-  """While recovering: who holds what. The rest is asked for again later."""
+def _on_message(turn: Turn, peer: str, message: m.Message) -> None:
   match message:
-    case m.Report():
-      recovering.on_report(turn, peer, message)
-    case m.Anchors():
-      recovering.on_anchors(turn, message)
-    case m.AnchorValue():
-      recovering.on_anchor_value(turn, message)
     case m.Hello():
       admission.on_hello(turn, peer, message)
     case m.AskConfig():
       admission.on_ask_config(turn, peer, message)
     case m.Leave():
       membership.on_leave(turn, message)
-    case _:
-      turn.release(getattr(message, 'payload', 0))
-
-
-def _on_message(turn: Turn, peer: str, message: m.Message) -> None:
-  match message:
+    case _ if turn.get().phase == s.RECOVERING:
+      recovering.on_message(turn, peer, message)
     case m.Report():
       membership.on_report(turn, peer, message)
       _ask_again(turn, message.island)
@@ -121,12 +107,6 @@ def _on_message(turn: Turn, peer: str, message: m.Message) -> None:
       rounds.on_contribution(turn, message)
     case m.Declined():
       rounds.on_declined(turn, message)
-    case m.Hello():
-      admission.on_hello(turn, peer, message)
-    case m.AskConfig():
-      admission.on_ask_config(turn, peer, message)
-    case m.Leave():
-      membership.on_leave(turn, message)
     case m.Seed():
       _on_seed(turn, message)
     case m.Donation():
@@ -147,28 +127,31 @@ def _ask_again(turn: Turn, island: int) -> None:
 
 
 def _on_timer(turn: Turn, name: str) -> None:
-  if name == 'tick' and turn.get().phase == s.RECOVERING:
-    for index in sorted(turn.islands):
-      recovering.ask(turn, index)
-    turn.act(a.SetTimer('tick', turn.now + turn.limits.tick_s))
-  elif name == 'tick':
-    membership.tick(turn)
-    _maybe_snapshot(turn)
-    for round_id in list(turn.rounds):
-      if turn.rounds[round_id].phase == s.COLLECTING:
-        rounds.ask_members(turn, round_id)
-        rounds.evaluate(turn, round_id)
-    for key in sorted(turn.islands):
-      island = turn.islands[key]
-      if island.sent and island.status in membership.CONNECTED:
-        membership.offer_newest(turn, key)
-    _warn_of_pace(turn)
+  if name == 'tick':
+    if turn.get().phase == s.RECOVERING:
+      recovering.ask_all(turn)
+    else:
+      _tick(turn)
     turn.act(a.SetTimer('tick', turn.now + turn.limits.tick_s))
   elif name.startswith('grace:'):
     round_id = m.RoundId(turn.get().incarnation, int(name[6:]))
     rounds.evaluate(turn, round_id)
   else:
     raise ValueError(f'unknown timer {name!r}')
+
+
+def _tick(turn: Turn) -> None:
+  membership.tick(turn)
+  _maybe_snapshot(turn)
+  for round_id in list(turn.rounds):
+    if turn.rounds[round_id].phase == s.COLLECTING:
+      rounds.ask_members(turn, round_id)
+      rounds.evaluate(turn, round_id)
+  for key in sorted(turn.islands):
+    island = turn.islands[key]
+    if island.sent and island.status in membership.CONNECTED:
+      membership.offer_newest(turn, key)
+  _warn_of_pace(turn)
 
 
 def _warn_of_pace(turn: Turn) -> None:

@@ -36,14 +36,14 @@ def step_overhead() -> str:
     [
       (
         row['parameters'],
-        {'any': 'any core', 'one': 'the same core'}[size_on[1]],
+        {'any': 'any core', 'one': 'the same core'}[placement],
         row['step_ms'],
         row['median_ratio'],
         f'{row["low"]} to {row["high"]}',
         row['exchange_p99_ms'],
         'upper end ≤ 1.02' if row['parameters'] > 500_000 else '',
       )
-      for size_on, row in last.items()
+      for (_, placement), row in last.items()
     ],
   )  # fmt: skip
 
