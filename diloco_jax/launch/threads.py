@@ -75,6 +75,10 @@ class ThreadRun:
     self._hub = inprocess.Hub(token=secrets.token_urlsafe(16))
     self._failures: list[BaseException] = []
     self._leave: dict[int, str] = {}
+    # Islands compile the same programs. JAX's cache on disk shows an entry
+    # that is still being written, so they compile one after the other; all
+    # but the first then find everything there.
+    self._compiling = threading.Lock()
     shapes = assembly.param_shapes(task, run.seed)
     self._planned = assembly.layout(run, shapes)
     self.syncer = Syncer(
@@ -147,16 +151,19 @@ class ThreadRun:
     self.syncer.run()
 
   def _island(self, index: int, devices: Any) -> None:
-    self.outcomes[index] = islanding.run_island(
-      self._run,
-      self._task,
-      index=index,
-      workdir=self._workdir,
-      endpoint=self._hub.connect(self._hub.token),
-      clock=self._clock,
-      devices=devices,
-      should_leave=lambda: self._leave.get(index, ''),
-    )
+    with contextlib.ExitStack() as compiling:
+      compiling.enter_context(self._compiling)
+      self.outcomes[index] = islanding.run_island(
+        self._run,
+        self._task,
+        index=index,
+        workdir=self._workdir,
+        endpoint=self._hub.connect(self._hub.token),
+        clock=self._clock,
+        devices=devices,
+        on_ready=lambda trainer: compiling.close(),
+        should_leave=lambda: self._leave.get(index, ''),
+      )
 
   def _evaluation(self) -> evaluating.Evaluation:
     return evaluating.Evaluation(

@@ -1,6 +1,8 @@
 """Whole runs in threads: what `diloco_jax.run` gives."""
 
+import contextlib
 import itertools
+import threading
 
 from absl.testing import absltest
 import jax
@@ -55,6 +57,30 @@ def make_config(**changes):
   for path, value in changes.items():
     config.update_from_flattened_dict({path.replace('__', '.'): value})
   return config
+
+
+class MeetingTask(LineTask):
+  """Notes whether two islands are ever at their first batch together."""
+
+  def __init__(self):
+    self.met = False
+    self._barrier = threading.Barrier(2)
+    self._seen = threading.local()
+
+  def batches(self, split, lease):
+    if split == 'train' and not hasattr(self._seen, 'first'):
+      self._seen.first = True  # the one that the step is compiled for
+      with contextlib.suppress(threading.BrokenBarrierError):
+        self._barrier.wait(0.5)
+        self.met = True
+    return super().batches(split, lease)
+
+
+class CompilingTest(absltest.TestCase):
+  def test_islands_compile_one_after_the_other(self):
+    task = MeetingTask()
+    diloco_jax.run(task, make_config(steps=6), runtime='threads')
+    self.assertFalse(task.met)
 
 
 class RunTest(absltest.TestCase):
