@@ -31,17 +31,28 @@ def rows(path):
 
 
 class Running:
-  """A run in the background, in a process group of its own."""
+  """A run in the background, ended with the test."""
 
-  def __init__(self, workdir, *flags):
-    self.workdir = pathlib.Path(workdir)
+  def __init__(self, test, *flags):
+    self.workdir = pathlib.Path(test.create_tempdir().full_path) / 'run'
     self.process = subprocess.Popen(
-      command(workdir, *flags),
+      command(self.workdir, *flags),
       cwd=ROOT,
+      # Shells start what runs in the background with SIGINT ignored, and a
+      # child would inherit that from a test run of this kind.
+      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
     )
+    test.addCleanup(self.end)
+
+  def end(self):
+    """End it if the test did not; SIGTERM ends the islands too."""
+    if self.process.poll() is None:
+      self.process.terminate()
+      self.process.wait(TIMEOUT_S)
+    self.process.stdout.close()
 
   def wait_for_step(self, island, step):
     """Until an island has made so many steps, by its metrics."""
@@ -78,7 +89,7 @@ FLAGS = (
 
 class TrainTest(absltest.TestCase):
   def test_an_island_killed_half_way_is_told_of_and_not_missed(self):
-    run = Running(self.create_tempdir().full_path + '/run', *FLAGS)
+    run = Running(self, *FLAGS)
     run.wait_for_step(1, 40)
     killed = run.pid('island', 1)
     os.kill(killed, signal.SIGKILL)
@@ -108,10 +119,7 @@ class TrainTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_ctrl_c_leaves_a_valid_run_folder(self):
-    run = Running(
-      self.create_tempdir().full_path + '/run',
-      *FLAGS, '--config.steps=100000',
-    )  # fmt: skip
+    run = Running(self, *FLAGS, '--config.steps=100000')
     run.wait_for_step(0, 40)
     run.process.send_signal(signal.SIGINT)
     code, output = run.finish()
@@ -124,10 +132,7 @@ class TrainTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_islands_end_when_the_launcher_is_killed(self):
-    run = Running(
-      self.create_tempdir().full_path + '/run',
-      *FLAGS, '--config.steps=100000',
-    )  # fmt: skip
+    run = Running(self, *FLAGS, '--config.steps=100000')
     run.wait_for_step(0, 40)
     pids = [run.pid('island', k) for k in range(3)] + [run.pid('syncer', 0)]
     os.kill(run.process.pid, signal.SIGKILL)
