@@ -35,16 +35,20 @@ class Running:
 
   def __init__(self, test, *flags):
     self.workdir = pathlib.Path(test.create_tempdir().full_path) / 'run'
-    self.process = subprocess.Popen(
-      command(self.workdir, *flags),
-      cwd=ROOT,
-      # Shells start what runs in the background with SIGINT ignored, and a
-      # child would inherit that from a test run of this kind.
-      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-    )
+    # Shells start what runs in the background with SIGINT ignored, and a
+    # child inherits that. A signal with a handler is its default in a child.
+    # (A preexec_fn would do it too, but forks, which JAX warns of.)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+      self.process = subprocess.Popen(
+        command(self.workdir, *flags),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+      )
+    finally:
+      signal.signal(signal.SIGINT, before)
     test.addCleanup(self.end)
 
   def end(self):
