@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 from ml_collections import ConfigDict
 
+from diloco_jax import command_help
 from diloco_jax import config as config_lib
 from diloco_jax import config_check
 from diloco_jax import errors
@@ -24,87 +25,11 @@ SYNCER = 'syncer'
 ISLAND = 'island'
 REPORT = 'report'
 NEW_RUN_VERBS = (TRAIN, SYNCER)  # they take a configuration and a new folder
-LATER_VERBS = ('simulate', 'goodput', 'replay', 'plan', 'evaluator')
-VERBS = (TRAIN, SYNCER, ISLAND, REPORT, *LATER_VERBS)
-
-HELP = f"""\
-Train one model on many islands of accelerators that fail, stall, differ in
-speed and sit far apart (Decoupled DiLoCo and its family, in JAX).
-
-  python -m diloco_jax VERB --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
-
-Verbs:
-  train      train a model on several islands, on this machine
-  syncer     only the syncer of a run, that islands join from anywhere
-  island     one island: joins the run of a syncer (island --help)
-  report     summary.json and report.html again, from --workdir=DIR
-  not in this version: {', '.join(LATER_VERBS)}
-
-Example:
-  python -m diloco_jax train --config=experiments/configs/quickstart.py \\
-    --workdir=runs/quickstart
-
-  python -m diloco_jax train --help     flags of train
-
-Exit codes: 0 fine, 2 a mistake in flags or configuration (one line for each),
-130 interrupted.
-"""
-
-TRAIN_HELP = """\
-Train a model on several islands, each its own JAX program, and a syncer that
-merges fragments of their parameters. Islands may die, stall and come back.
-
-  python -m diloco_jax train --config=FILE --workdir=DIR [--config.KEY=VALUE ...]
-
-Example:
-  python -m diloco_jax train --config=experiments/configs/quickstart.py \\
-    --workdir=runs/quickstart
-
-Flags:
-  --config=FILE        a Python file with get_config(); see experiments/configs/
-  --workdir=DIR        a new folder; gets summary.json, report.html, metrics/,
-                       tape/, model/ and config.json
-  --async_mode=false   short for --config.preset=diloco: islands wait for each
-                       merge; sync and outer settings of the file do not count
-  --config.KEY=VALUE   any setting. Those used most, with their defaults:
-    preset=decoupled_diloco   data_parallel, diloco, streaming_diloco
-    islands=4                 M
-    steps=600                 global steps
-    seed=0
-    data.path=                text file, folder or JSONL; empty: the standard
-                              library's own source
-    data.batch=8              sequences a step, per island
-    inner.lr=0.006            peak learning rate of the inner optimizer
-    outer.lr, outer.momentum  left to the preset
-    sync.period               H, inner steps between syncs of a fragment
-    sync.fragments            P, divides H
-    sync.overlap              tau, inner steps from capture to adoption
-    sync.quorum               K, islands that close a round; 0: all live ones
-    sync.adopt                overwrite, blend, rebase
-    launch.runtime=processes  threads: all islands in one process
-Every setting, with its unit: diloco_jax/config.py
-
-Exit codes: 0 fine, 2 a mistake in flags or configuration (one line for each),
-130 interrupted by Ctrl-C (the run is closed cleanly).
-"""
-
-ISLAND_HELP = """\
-Join the run of a syncer as one more island, train to its end, leave.
-
-  python -m diloco_jax island --syncer=HOST:PORT --token_file=FILE \\
-    [--index=N] [--workdir=DIR] [--config.KEY=VALUE ...]
-
-Flags:
-  --syncer=HOST:PORT   the syncer's address
-  --token_file=FILE    DIR/token of the run
-  --index=N            wanted island index; by default any free one
-  --workdir=DIR        for this island's tape and metrics; by default none
-  --config.KEY=VALUE   settings of this island: data.path, data.batch, mesh.*,
-                       launch.*. Everything else comes from the syncer; one
-                       that is given all the same must be as the run has it
-
-Exit codes: 0 fine, 2 a mistake (one line for each).
-"""
+SIMULATE = 'simulate'
+REPLAY = 'replay'
+# Their few flags are parsed by `plain_verbs`.
+PLAIN_VERBS = (ISLAND, REPORT, SIMULATE, REPLAY)
+VERBS = (*NEW_RUN_VERBS, *PLAIN_VERBS, *command_help.LATER_VERBS)
 
 HELP_FLAGS = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 FLAGS = ('config', 'workdir', 'async_mode')
@@ -118,8 +43,7 @@ PARSERS: dict[type, flags.ArgumentParser] = {
 
 
 def _show_help(argv: Sequence[str]) -> NoReturn:
-  texts = {TRAIN: TRAIN_HELP, SYNCER: TRAIN_HELP, ISLAND: ISLAND_HELP}
-  sys.stdout.write(texts.get(argv[1], HELP))
+  sys.stdout.write(command_help.TEXTS.get(argv[1], command_help.HELP))
   sys.exit(0)
 
 
@@ -132,8 +56,8 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
   if argv[1:2] == ['help'] or any(word in HELP_FLAGS for word in argv[1:]):
     _show_help(argv)
   verb = argv[1] if len(argv) > 1 else ''
-  if verb in (ISLAND, REPORT):
-    return list(argv)  # their few flags are parsed by `plain_verbs`
+  if verb in PLAIN_VERBS:
+    return list(argv)
   if verb not in NEW_RUN_VERBS:
     raise errors.UserError([_verb_problem(verb)])
   try:
@@ -156,10 +80,9 @@ def parse(argv: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
 
 def _verb_problem(verb: str) -> Problem:
   expected = f'one of {", ".join(VERBS)}'
-  if verb in LATER_VERBS:
-    return Problem(
-      verb, 'a verb that is not in this version', ', '.join(VERBS[:4]), ''
-    )
+  if verb in command_help.LATER_VERBS:
+    present = ', '.join((*NEW_RUN_VERBS, *PLAIN_VERBS))
+    return Problem(verb, 'a verb that is not in this version', present, '')
   if not verb or verb.startswith('-'):
     fix = 'the verb comes first: python -m diloco_jax train ...; see --help'
     return Problem('verb', verb or 'nothing', expected, fix)

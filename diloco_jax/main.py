@@ -37,10 +37,8 @@ def main(argv: Sequence[str]) -> int:
   """Carries out a command line; returns the exit code."""
   try:
     _, verb, *words = command_line.parse(argv, FLAGS)
-    if verb == command_line.ISLAND:
-      return plain_verbs.island(words)
-    if verb == command_line.REPORT:
-      return plain_verbs.report(words)
+    if verb in command_line.PLAIN_VERBS:
+      return plain_verbs.VERBS[verb](words)
     return _new_run(verb)
   except errors.UserError as e:
     print(e, file=sys.stderr)  # noqa: T201

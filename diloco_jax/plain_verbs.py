@@ -1,6 +1,7 @@
-"""Verbs that take no configuration file: `island` and `report`."""
+"""Verbs that take no configuration file."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+import os
 import pathlib
 
 from diloco_jax import command_line
@@ -87,3 +88,54 @@ def report(words: Sequence[str]) -> int:
   from diloco_jax import launch
 
   return launch.report(pathlib.Path(flags['workdir']))
+
+
+def simulate(words: Sequence[str]) -> int:
+  """The protocol under faults, in virtual time."""
+  from diloco_jax.simulation import command
+  from diloco_jax.simulation import scenario_json
+
+  flags, given = parse_flags(words, ('seeds', 'mode', 'jobs', 'scenario'), ())
+  problems = []
+  if given:
+    problems.append(
+      Problem('--config.*', 'a setting', 'none', 'a seed draws everything')
+    )
+  if ('seeds' in flags) == ('scenario' in flags):
+    got = 'both' if 'seeds' in flags else 'neither'
+    problems.append(Problem('--seeds, --scenario', got, 'one of them', ''))
+  mode = flags.get('mode', command.TIMING)
+  if mode not in command.MODES:
+    problems.append(Problem('--mode', mode, ' or '.join(command.MODES), ''))
+  jobs = flags.get('jobs', str(os.cpu_count() or 1))
+  if not jobs.isdecimal() or not int(jobs):
+    problems.append(Problem('--jobs', jobs, 'a number of processes', ''))
+  seeds = range(0)
+  if 'seeds' in flags:
+    begin, _, end = flags['seeds'].partition(':')
+    if begin.isdecimal() and end.isdecimal() and int(begin) < int(end):
+      seeds = range(int(begin), int(end))
+    else:
+      expected = 'A:B with A < B, for seeds A to B-1'
+      problems.append(Problem('--seeds', flags['seeds'], expected, ''))
+  scenario = None
+  if 'scenario' in flags:
+    try:
+      text = pathlib.Path(flags['scenario']).read_text(encoding='utf-8')
+      scenario = scenario_json.from_json(text)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as e:
+      where = f'--scenario={flags["scenario"]}'
+      expected = 'a line that simulate has printed'
+      problems.append(Problem(where, str(e), expected, ''))
+  if problems:
+    raise UserError(problems)
+  if scenario is not None:
+    return command.rerun(scenario)
+  return command.simulate(seeds, mode, int(jobs))
+
+
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+  'island': island,
+  'report': report,
+  'simulate': simulate,
+}

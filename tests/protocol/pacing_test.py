@@ -8,15 +8,18 @@ from absl.testing import parameterized
 
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol.settings import Settings
-from diloco_jax.simulation.world import Delays
+from diloco_jax.simulation.compute import ComputeSettings
+from diloco_jax.simulation.network import NetworkSettings
+from diloco_jax.simulation.scenario import Scenario
 from diloco_jax.simulation.world import World
 
 PERIOD = 24
 
 
 def world(
-  islands, fragments, *, mode='free', steps=168, seed=0, overlap=2, **delays
-):
+  islands, fragments, *, mode='free', steps=168, seed=0, overlap=2,
+  latency_s=0.05, **compute,
+):  # fmt: skip
   """A world of islands that start at different moments of a step."""
   settings = Settings(
     islands=islands,
@@ -28,14 +31,20 @@ def world(
     steps=steps,
     mode=mode,
   )
-  return World(settings, Delays(**delays), seed=seed)
+  scenario = Scenario(
+    seed=seed,
+    settings=settings,
+    compute=ComputeSettings(**compute),
+    network=NetworkSettings(latency_s=latency_s),
+  )
+  return World(scenario)
 
 
 def merges(tape, since=0.0):
   """(island, fragment) -> its step at each merge, told by the tape alone."""
   result = {}
-  for line in tape:
-    if line['drain'] or line['t_s'] < since:
+  for line in tape.lines:
+    if line['kind'] != 'merge' or line['drain'] or line['t_s'] < since:
       continue
     for island, step in line['steps']:
       result.setdefault((island, line['fragment']), []).append(step)
@@ -96,7 +105,7 @@ class FreeRunningTest(parameterized.TestCase):
     w = world(islands, fragments, step_cv=0.3, steps=2000)
     w.run(100.0)
     for index in range(islands // 2):
-      w.kill(index)
+      w.islands[index].die()
     w.run(260.0)
     alive = range(islands // 2, islands)
     # A window with the death in it: the rounds go on.
@@ -108,8 +117,8 @@ class FreeRunningTest(parameterized.TestCase):
     # Without a bound on the debt no round opens for 20 x 100 step times.
     w = world(3, 12, step_cv=0.3, steps=2000, speeds=(20.0, 20.0))
     w.run(100.0)
-    w.kill(0)
-    w.kill(1)
+    w.islands[0].die()
+    w.islands[1].die()
     w.run(260.0)
     self.assertPeriodIsKept(median_period(w.tape, 160.0, (2,)))
 
@@ -123,7 +132,7 @@ class FreeRunningTest(parameterized.TestCase):
   def test_rounds_too_long_for_the_period_are_warned_of_once(self):
     w = world(2, 24, latency_s=2.0, overlap=1, steps=144)
     w.run(5000.0)
-    warnings = [dict(x.fields) for _, x in w.notes if x.kind == 'pace_warning']
+    warnings = [x for x in w.tape.lines if x['kind'] == 'pace_warning']
     self.assertLen(warnings, 1)
     self.assertGreater(median_period(w.tape), 2)
     # The overlap that it names does.
@@ -173,10 +182,10 @@ class RuleCanFailTest(parameterized.TestCase):
     with mock.patch.object(schedule, 'charge', unbounded):
       w = world(3, 12, step_cv=0.3, steps=2000, speeds=(20.0, 20.0))
       w.run(100.0)
-      w.kill(0)
-      w.kill(1)
+      w.islands[0].die()
+      w.islands[1].die()
       w.run(260.0)
-    self.assertEmpty([x for x in w.tape if x['t_s'] > 160.0])
+    self.assertEmpty(merges(w.tape, 160.0))
 
 
 if __name__ == '__main__':

@@ -1,0 +1,1 @@
+"""Faults: what can go wrong, and seeded plans of when it does."""
