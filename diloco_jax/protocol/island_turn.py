@@ -1,5 +1,6 @@
 """The working copy in which an island handles one event."""
 
+import operator
 from typing import Any
 
 from diloco_jax.protocol import actions as a
@@ -30,8 +31,14 @@ class Turn:
     self._fields.update(fields)
 
   def close(self) -> tuple[i.IslandState, tuple[a.Action, ...]]:
-    state = self.get()._replace(now=self.now, held=tuple(self.held))
-    return state, tuple(self.actions)
+    held = self._state.held
+    # What has not changed stays the same object: it need not be checked.
+    if len(held) != len(self.held) or not all(
+      map(operator.is_, self.held, held)
+    ):
+      self._fields['held'] = tuple(self.held)
+    self._fields['now'] = self.now
+    return self.get(), tuple(self.actions)
 
   def act(self, action: a.Action) -> None:
     self.actions.append(action)

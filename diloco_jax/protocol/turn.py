@@ -4,7 +4,8 @@
 and `close` freezes it. The state that went in is never changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+import operator
 from typing import Any
 
 from diloco_jax.protocol import actions as a
@@ -40,13 +41,16 @@ class Turn:
     self._fields.update(fields)
 
   def close(self) -> tuple[s.SyncerState, tuple[a.Action, ...]]:
-    state = self.get()._replace(
-      now=self.now,
-      fragments=tuple(self.fragments),
-      islands=self.islands,
-      rounds=self.rounds,
-    )
-    return state, tuple(self.actions)
+    before = self._state
+    # What has not changed stays the same object: it need not be checked.
+    if not _same_items(self.fragments, before.fragments):
+      self._fields['fragments'] = tuple(self.fragments)
+    if not _same_values(self.islands, before.islands):
+      self._fields['islands'] = self.islands
+    if not _same_values(self.rounds, before.rounds):
+      self._fields['rounds'] = self.rounds
+    self._fields['now'] = self.now
+    return self.get(), tuple(self.actions)
 
   # Small verbs.
 
@@ -170,3 +174,16 @@ class Turn:
     refusals = dict(self.get().refusals)
     refusals[reason] = refusals.get(reason, 0) + 1
     self.set(refusals=refusals)
+
+
+def _same_items(new: Sequence[Any], old: Sequence[Any]) -> bool:
+  return len(new) == len(old) and all(map(operator.is_, new, old))
+
+
+def _same_values(new: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
+  """Also in the same order, which a working copy keeps where it can."""
+  return (
+    len(new) == len(old)
+    and all(map(operator.is_, new.values(), old.values()))
+    and all(map(operator.eq, new, old))
+  )

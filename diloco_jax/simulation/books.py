@@ -180,6 +180,7 @@ class Books:
     self.given: dict[tuple[int, int, int, int], Given] = {}
     self.saves: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     self.taping: dict[str, Any] = {}  # key -> line not known to be durable
+    self.unsure: list[Made] = []  # ... when its syncer died
     self.cuts: dict[str, tuple[m.Version, ...]] = {}  # ... of recoveries
 
   # Islands.
@@ -280,6 +281,8 @@ class Books:
 
   def syncer_starts(self, at: Moment) -> None:
     del at
+    lines = self.taping.values()
+    self.unsure += [x['made'] for x in lines if 'made' in x]
     self.taping = {}
 
   def syncer_does_write_tape(self, at: Moment, line: a.WriteTape) -> None:
@@ -333,7 +336,10 @@ class Books:
 
   def _take_back(self, fields: Mapping[str, Any]) -> None:
     parents = [self.known(p, x) for p, x in enumerate(fields['parents'])]
-    self.cuts = {}
+    for made in self.unsure:  # its line was there, and a snapshot has it
+      if made.version == parents[made.fragment]:
+        self.theta.add(made)
+    self.cuts, self.unsure = {}, []
     for p, parent in enumerate(parents):
       for life in self.theta.take_back(p, parent):
         self.lives[life].lost_versions = True

@@ -95,7 +95,7 @@ class TimingIsland:
     self._digests[fragment] = self._staged.pop((fragment, version))
 
   def delta(self, capture: m.CaptureId) -> tuple[Any, bool] | None:
-    return ('delta', ''), True
+    return ('delta',), True
 
   def forget(self, capture: m.CaptureId) -> None:
     pass
@@ -141,12 +141,11 @@ class TimingSyncer:
     return self._all()
 
   def inspect(self, fragment: int, value: Any) -> tuple[str, float]:
-    if value[0] != 'delta':
-      return 'shape', 0.0
-    reason = value[1]
-    if reason == 'outlier':
+    if value[0] == 'delta':
+      return '', 1.0
+    if value[:2] == ('spoiled', 'outlier'):
       return '', 1e6
-    return reason, 1.0
+    return ('nonfinite' if value[:2] == ('spoiled', 'nonfinite') else 'shape'), 0.0
 
   def merge(self, action: a.Merge, values: Sequence[Any]) -> Theta:
     version = action.version

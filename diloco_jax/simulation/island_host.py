@@ -139,9 +139,21 @@ class IslandHost(Host):
     if type(message) in network.BULK:
       value = self.values[message.payload]
       if self.spoil and type(message) is m.Contribution:
-        self.world.fault(plan.BAD_CONTRIBUTION)
-        message, value = spoiled(message, value, self.spoil.pop(0))
+        message, value = self._spoiled(message, value)
     self.world.network.send(self.connection, network.UP, message, value)
+
+  def _spoiled(
+    self, message: m.Contribution, value: Any
+  ) -> tuple[m.Contribution, Any]:
+    if self.spoil[0] == 'stale_base':
+      # A wrong base that is newer than the own last merge is no base that
+      # anybody could tell from the right one.
+      piece = self.world.syncer.state.fragments[message.fragment]
+      own = piece.included.get(message.island)
+      if own is None or own.incarnation != message.incarnation:
+        return message, value
+    self.world.fault(plan.BAD_CONTRIBUTION)
+    return spoiled(message, value, self.spoil.pop(0))
 
   # Steps.
 
@@ -340,6 +352,6 @@ def spoiled(
     base = c.base._replace(merges=c.base.merges + 1000)
     return dataclasses.replace(c, base=base), value
   if how == 'stale_base':
-    base = c.base._replace(merges=max(0, c.base.merges - 1))
+    base = c.base._replace(merges=0)
     return dataclasses.replace(c, base=base), value
   return c, ('spoiled', how, value)

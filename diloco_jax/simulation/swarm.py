@@ -26,6 +26,7 @@ EVENTS_MIN = 3000  # of a run, so that there is something to check
 MERGES_MIN = 5  # of every fragment
 FAULTS_MIN = 5  # unless it is drawn without any
 PERIODS = 8  # of the run, at least
+ISLAND_STEPS = 500  # of all islands together, about
 
 # Limits that a simulated run reaches in its time.
 LIMITS = Limits(
@@ -75,20 +76,25 @@ def draw(seed: int) -> Scenario:
 
 def _settings(rng: random.Random) -> Settings:
   fragments = rng.choice([1, 2, 3, 4, 6, 8])
-  period = fragments * rng.choice([1, 1, 2, 3, 5])
+  islands = rng.choice([1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12, 16])
+  # Large runs have short periods, so that no seed takes very long.
+  strides = [
+    x
+    for x in (1, 1, 2, 3, 5)
+    if x == 1 or PERIODS * x * fragments * islands <= ISLAND_STEPS
+  ]
+  period = fragments * rng.choice(strides)
   mode = rng.choice(
     [settings_lib.FREE] * 3 + [settings_lib.LOCK_STEP, settings_lib.EACH]
   )
   overlap = rng.randrange(0, min(4, period))
   if mode == settings_lib.FREE:
     overlap = rng.choice([0, 1, 2, 3, period])
-  islands = rng.choice([1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12, 16])
-  # An inner step of an island makes about three events, a second of the run
-  # two ticks of the syncer.
-  steps = int(1.2 * EVENTS_MIN / (3 * islands + 2)) + rng.randrange(20)
-  steps = max(steps, PERIODS * period)
+  steps = max(ISLAND_STEPS // islands, PERIODS * period) + rng.randrange(20)
   limits = dataclasses.replace(
     LIMITS,
+    report_every_s=rng.choice([1.0, 2.0]),
+    tick_s=rng.choice([0.5, 1.0]),
     snapshot_every_s=rng.choice([0.0, 5.0, 15.0, 40.0]),
     checkpoint_every_s=rng.choice([0.0, 4.0, 10.0, 30.0]),
     donors_max=rng.choice([0, 1, 3]),
