@@ -224,6 +224,8 @@ def adopt(turn: Turn, fragment: int) -> a.AdoptOrder:
   )
   if capture is not None and _resolves(turn, capture, incoming):
     drop_capture(turn, fragment, merged=named is not None)
+  elif capture is not None:
+    _move_timeline(turn, fragment, held, capture)
   turn.release(incoming.handle)
   return a.AdoptOrder(fragment=fragment, version=incoming.version)
 
@@ -244,6 +246,28 @@ def _resolves(turn: Turn, capture: i.Capture, incoming: i.Incoming) -> bool:
   if capture.round is None or incoming.round is None:
     return False
   return incoming.round >= capture.round
+
+
+def _move_timeline(
+  turn: Turn, fragment: int, before: i.Held, capture: i.Capture
+) -> None:
+  """The syncer came back, and did not take this capture in.
+
+  No round of before its restart will. Where it has taken back the value that
+  Δ is relative to, Δ still is, under the new version; else nobody can use it,
+  and its steps are given later or, if they were overwritten, are lost.
+  """
+  now = turn.held[fragment]
+  assert now.anchor is not None
+  if capture.base.incarnation >= now.anchor.incarnation:
+    return
+  same = capture.base == before.anchor and before.digest == now.digest
+  if same and turn.settings.mode != FREE:
+    turn.held[fragment] = now._replace(
+      capture=capture._replace(base=now.anchor, round=None)
+    )
+  else:
+    drop_capture(turn, fragment)
 
 
 def _lose_rest(

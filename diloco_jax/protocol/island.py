@@ -254,10 +254,9 @@ def _on_message(turn: Turn, message: m.Message) -> None:
     case m.Pull():
       _on_pull(turn, message)
     case m.Refused():
-      turn.count(f'refused_{message.reason}')
-      turn.note('refused', fragment=message.fragment, reason=message.reason)
+      stepping.on_refused(turn, message)
     case m.Closed():
-      _on_closed(turn, message.slot)
+      stepping.on_closed(turn, message.slot)
     case m.Superseded():
       turn.note('superseded', incarnation=message.incarnation)
       turn.act(a.Stop(reason='superseded'))
@@ -336,15 +335,6 @@ def _answer_slot(turn: Turn, pull: m.Pull) -> None:
     ):
       adoption.drop_capture(turn, p)
     turn.decline(pull)
-
-
-def _on_closed(turn: Turn, slot: int) -> None:
-  p = slot % len(turn.held)
-  capture = turn.held[p].capture
-  if capture is not None and capture.slot == slot:
-    turn.held[p] = turn.held[p]._replace(capture=capture._replace(closed=True))
-  if turn.get().waiting_slot == slot:
-    turn.set(waiting_slot=-1)
 
 
 def _leave(turn: Turn, reason: str) -> None:

@@ -236,6 +236,10 @@ class Broadcast:
   payload: int = 0
 
 
+# Reasons that say nothing of the contribution itself.
+UNJUDGED = ('late', 'round', 'gone')
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refused:
   """Syncer -> island: your contribution was not merged; Θ follows."""

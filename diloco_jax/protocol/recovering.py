@@ -168,10 +168,15 @@ def on_anchors(turn: Turn, answer: m.Anchors) -> None:
 
 
 def forget(turn: Turn, index: int) -> None:
-  """An incarnation is over: what it answered does not count."""
+  """An incarnation is over: what it answered does not count.
+
+  Its successor is waited for as everybody was: it may hold newer anchors than
+  those that are being fetched.
+  """
   state = get(turn)
   put(
     turn,
+    deciding=False,
     answers={k: v for k, v in state.answers.items() if k != index},
     asked={k: v for k, v in state.asked.items() if k != index},
     fetching={k: v for k, v in state.fetching.items() if v.island != index},

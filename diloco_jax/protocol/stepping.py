@@ -91,13 +91,21 @@ def _take_slot(turn: Turn) -> list[a.CaptureOrder]:
   slot = state.next_slot
   p = slot % len(turn.held)
   earlier = turn.held[p].capture
-  if earlier is not None and earlier.round is not None:
-    return []  # it was given, and may be in a version that is on its way
+  given = earlier is not None and earlier.round is not None
+  if earlier is not None and given and earlier.slot != slot:
+    # It may be in a version that is on its way: the syncer knows.
+    turn.held[p] = turn.held[p]._replace(capture=earlier._replace(closed=False))
+    return []
   turn.set(
     next_slot=slot + 1,
     captured_slot=slot,
     due=state.due + turn.settings.stride,
   )
+  if earlier is not None and given:
+    # It is this slot's, from before a lapse: nobody knows whether it is in a
+    # version that is on its way, and a repeat of it changes nothing.
+    turn.held[p] = turn.held[p]._replace(capture=earlier._replace(closed=False))
+    return []
   if turn.held[p].step0 == state.boundary:
     return []
   adoption.drop_capture(turn, p)
@@ -118,6 +126,30 @@ def _waits_for(turn: Turn) -> int:
     and state.boundary >= x.capture.due + turn.settings.overlap
   ]
   return min(slots, default=-1)
+
+
+def on_refused(turn: Turn, message: m.Refused) -> None:
+  turn.count(f'refused_{message.reason}')
+  turn.note('refused', fragment=message.fragment, reason=message.reason)
+  held = turn.held[message.fragment]
+  capture = held.capture
+  # A repeat of a contribution is refused too, where the first one came in.
+  if message.reason in m.UNJUDGED or capture is None:
+    return
+  if capture.round == message.round:
+    turn.held[message.fragment] = held._replace(
+      capture=capture._replace(round=None)
+    )
+
+
+def on_closed(turn: Turn, slot: int) -> None:
+  p = slot % len(turn.held)
+  capture = turn.held[p].capture
+  if capture is not None and capture.slot == slot:
+    # The syncer says so only where no version has the capture, or will.
+    adoption.drop_capture(turn, p)
+  if turn.get().waiting_slot == slot:
+    turn.set(waiting_slot=-1)
 
 
 # Checkpoints.

@@ -61,6 +61,7 @@ class Local:
     self.spans: list[sp.Spans] = [()] * fragments  # but for the newest steps
     self.since = [step] * fragments  # own steps after this are pending too
     self.anchor: list[m.Version | None] = [None] * fragments
+    self.digest = [''] * fragments  # of the anchors; '' of a checkpoint's
     self.kept: dict[int, Given] = {}  # captures not settled
     self.staging: dict[tuple[int, m.Version], a.Stage] = {}
     self.lost_versions = False  # a version that it held or made was taken back
@@ -203,6 +204,7 @@ class Books:
       for save in reversed(self.saves[at.who]):
         if save[:3] == (step, versions, starts):
           local.spans, local.anchor = list(save[3]), list(versions)
+          local.digest = [x.digest for x in old.held]
     return local
 
   def island_sees_boundary(self, at: Moment, event: a.Boundary) -> None:
@@ -249,7 +251,19 @@ class Books:
         local.since[p] = left[-1][1]
         left = left[:-1]
       local.spans[p] = left
-    local.anchor[p] = order.version
+    self._relabel(local, order, stage.digest)
+    local.anchor[p], local.digest[p] = order.version, stage.digest
+
+  def _relabel(self, local: Local, order: a.AdoptOrder, digest: str) -> None:
+    """A syncer came back with the same value under a new name."""
+    p = order.fragment
+    kept = local.kept.get(p)
+    if kept is None or kept.base != local.anchor[p]:
+      return
+    newer = order.version.incarnation > kept.base.incarnation
+    if newer and digest == local.digest[p]:
+      kept = local.kept[p] = kept._replace(base=order.version)
+      self.given[kept.island, kept.incarnation, p, kept.number] = kept
 
   def _capture(self, local: Local, order: a.CaptureOrder) -> None:
     p = order.fragment

@@ -148,9 +148,12 @@ class IslandHost(Host):
     if self.spoil[0] == 'stale_base':
       # A wrong base that is newer than the own last merge is no base that
       # anybody could tell from the right one.
-      piece = self.world.syncer.state.fragments[message.fragment]
-      own = piece.included.get(message.island)
-      if own is None or own.incarnation != message.incarnation:
+      fragments = self.world.syncer.state.fragments
+      included = fragments[message.fragment].included if fragments else {}
+      own = included.get(message.island)
+      if own is None or (own.incarnation, own.version.incarnation) != (
+        message.incarnation, message.base.incarnation,
+      ):  # fmt: skip
         return message, value
     self.world.fault(plan.BAD_CONTRIBUTION)
     return spoiled(message, value, self.spoil.pop(0))
