@@ -37,6 +37,7 @@ UNITS = {
   'config_check': 'config',
   'config_json': 'config',
   'run_config': 'config',
+  'command_help': 'main',
   'command_line': 'main',
   'plain_verbs': 'main',
   '__main__': 'main',
@@ -61,6 +62,7 @@ FUNCTION_LINES_MAX = 70
 LONG_FILES = {
   # The vocabulary of both machines: a list, not logic.
   'diloco_jax/protocol/actions.py': 500,
+  'diloco_jax/protocol/messages.py': 420,
   # A round from opening to closing, in the three modes that share it.
   'diloco_jax/protocol/rounds.py': 520,
 }

@@ -14,6 +14,7 @@ from absl.testing import parameterized
 from ml_collections import config_flags
 
 import diloco_jax
+from diloco_jax import command_help
 from diloco_jax import command_line
 from diloco_jax import config as config_lib
 from diloco_jax import errors
@@ -111,7 +112,7 @@ class VerbTest(parameterized.TestCase):
     (['trian'], 'trian', 'did you mean train?'),
     (['zzz'], 'zzz', '--help'),
     (['--config=x.py', 'train'], '--config=x.py', 'the verb comes first'),
-    (['replay', '--what=ever'], 'replay', 'not in this version'),
+    (['plan', '--what=ever'], 'plan', 'not in this version'),
     (['goodput'], 'goodput', 'not in this version'),
   )
   def test_other_verbs(self, words, *wanted):
@@ -135,13 +136,13 @@ class VerbTest(parameterized.TestCase):
 
   def test_help_names_defaults_that_are_true(self):
     flat = config_lib.check(config_lib.default_config())[0]
-    for line in command_line.TRAIN_HELP.splitlines():
+    for line in command_help.TRAIN_HELP.splitlines():
       word = line.split()[0] if line.startswith('    ') else ''
       path, equals, value = word.partition('=')
       if equals and path in flat:
         self.assertEqual(str(flat[path]), value)
     for path in ('sync.period', 'sync.fragments', 'sync.overlap', 'sync.adopt'):
-      self.assertIn(path, command_line.TRAIN_HELP)
+      self.assertIn(path, command_help.TRAIN_HELP)
       self.assertIn(path, flat)
 
 

@@ -145,7 +145,9 @@ def _draw_one(
   if kind in (CRASH_ISLAND, CRASH_SYNCER, CRASH_BOTH):
     count = rng.choice([0, 0, 1, 2, 3, 5, 8])
     how = rng.choice(['checkpoint', 'checkpoint', 'empty', 'never'])
-    lasts = min(lasts, 10.0) if target == SYNCER or kind == CRASH_BOTH else lasts
+    lasts = (
+      min(lasts, 10.0) if target == SYNCER or kind == CRASH_BOTH else lasts
+    )
   elif kind in (STRAGGLER, SLOW_DISK):
     count = rng.choice([3, 10, 20])
   elif kind == CLOCK_RATE:

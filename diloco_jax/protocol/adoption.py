@@ -179,6 +179,7 @@ def due(turn: Turn) -> list[a.AdoptOrder]:
         and capture.slot == incoming.slot
         and state.boundary < capture.due + turn.settings.overlap
         and not at_end
+        and not state.lapsed
       ):
         continue
       if incoming.slot >= turn.get().next_slot:

@@ -70,9 +70,28 @@ def maybe_export(turn: Turn) -> None:
 
 
 def on_exported(turn: Turn, digest: str) -> None:
+  """A syncer that comes back from here on finds the run at its end."""
   state = turn.get()
   assert state.phase == s.EXPORTING
-  turn.set(params_digest=digest, ends_at=turn.now + turn.limits.leave_s)
+  turn.set(exported=digest)
+  turn.act(
+    a.WriteTape(
+      key=f'exported:{state.incarnation}',
+      fields=(
+        ('params_digest', digest),
+        ('reason', state.end_reason),
+        ('global_step', state.global_step),
+      ),
+    )
+  )
+
+
+def say_goodbye(turn: Turn) -> None:
+  """Θ is on disk and the tape says so: islands may hear of it."""
+  turn.set(
+    params_digest=turn.get().exported,
+    ends_at=turn.now + turn.limits.leave_s,
+  )
   for key in sorted(turn.islands):
     island = turn.islands[key]
     if island.status != s.LEFT:

@@ -74,9 +74,7 @@ def _check_rounds(old: s.SyncerState, new: s.SyncerState) -> None:
   settings = new.settings
   if settings.mode != EACH:
     if len(new.rounds) > max(1, settings.overlap):
-      _broken(
-        f'{len(new.rounds)} rounds in flight, at most {settings.overlap}'
-      )
+      _broken(f'{len(new.rounds)} rounds in flight, at most {settings.overlap}')
     fragments = [x.fragment for x in new.rounds.values()]
     if len(set(fragments)) != len(fragments):
       _broken('two rounds of one fragment in flight')

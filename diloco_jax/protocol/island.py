@@ -175,6 +175,7 @@ def _on_start(turn: Turn, message: m.Start) -> None:
   turn.set(
     phase=i.TRAINING,
     starts=message.seq,
+    lapsed=False,
     # The first step may be compiled first; it ends this state.
     state=m.COMPILING if state.state == m.RESTORING else state.state,
     global_step=message.global_step,
@@ -255,6 +256,9 @@ def _on_message(turn: Turn, message: m.Message) -> None:
       _on_pull(turn, message)
     case m.Refused():
       stepping.on_refused(turn, message)
+    case m.Lapsed():
+      if turn.get().phase == i.TRAINING and message.seq >= turn.get().starts:
+        turn.set(lapsed=True)
     case m.Closed():
       stepping.on_closed(turn, message.slot)
     case m.Superseded():

@@ -102,6 +102,7 @@ class IslandState(NamedTuple):
   final: tuple[m.Version, ...] = ()  # evaluator: leave when these are held
   stop_reason: str = ''
   starts: int = 0  # number of the newest start
+  lapsed: bool = False  # lock step: nobody waits for it until the next start
   tokens_before: int = 0  # trained by older incarnations
   lost: int = 0  # token_params
   lost_steps: int = 0

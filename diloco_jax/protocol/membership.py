@@ -6,7 +6,7 @@ from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
-from diloco_jax.protocol.settings import EACH
+from diloco_jax.protocol import waiting
 from diloco_jax.protocol.settings import FREE
 from diloco_jax.protocol.turn import Turn
 
@@ -81,7 +81,7 @@ def on_report(turn: Turn, peer: str, report: m.Report) -> None:
   if lost_start and waited:
     _send_start(turn, island.id)
   offer_newest(turn, island.id)
-  _answer_wait(turn, island.id, report)
+  waiting.answer(turn, island.id, report)
 
 
 def _lease(turn: Turn) -> float:
@@ -174,32 +174,6 @@ def _state_is_valid(
     m.EVALUATING: limits.evaluating_s,
   }.get(report.state, 0.0)
   return turn.now - since <= allowed
-
-
-def _answer_wait(turn: Turn, index: int, report: m.Report) -> None:
-  """Tell an island that the slot it waits for will not come."""
-  island = turn.islands[index]
-  if report.state != m.WAITING or report.slot < 0:
-    return
-  if rounds.slot_is_due(turn, island, report.slot):
-    return
-  # A slot that made a version ends the wait by that version, which is re-sent
-  # until it is reported; a skipped slot needs a word, and so does one whose
-  # version the island held before it captured the slot.
-  fragment = report.slot % len(turn.fragments)
-  piece = turn.fragments[fragment]
-  newest = piece.slot
-  if turn.settings.mode == EACH:
-    own = piece.included.get(index)
-    fits = own is not None and own.incarnation == island.incarnation
-    newest = own.slot if fits and own is not None else -1
-  held = report.versions[fragment] if report.versions else None
-  has_it = held is not None and held >= turn.wanted(island, fragment)
-  if newest < report.slot or has_it:
-    turn.send(
-      island.peer,
-      m.Closed(island=index, incarnation=island.incarnation, slot=report.slot),
-    )
 
 
 def start_ready(turn: Turn) -> None:

@@ -261,6 +261,18 @@ class Closed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Lapsed:
+  """Syncer -> island, lock step: you are not waited for until a new start.
+
+  What has come is adopted at once; the start waits for it.
+  """
+
+  island: int
+  incarnation: int
+  seq: int  # of the newest start; a newer one ends this
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
   """Island -> syncer: I go, politely."""
 
@@ -378,7 +390,7 @@ TO_SYNCER = (
 )  # fmt: skip
 TO_ISLAND = (
   RunConfig, Refusal, Welcome, Start, Pull, Broadcast, Refused, Closed,
-  Finished, Superseded, AskAnchors, AskAnchor, AskDonation, Donation,
+  Lapsed, Finished, Superseded, AskAnchors, AskAnchor, AskDonation, Donation,
 )  # fmt: skip
 # Messages that carry a tensor payload travel on the bulk channel.
 BULK = (Contribution, Broadcast, Seed, AnchorValue, Donation)
@@ -386,7 +398,7 @@ MESSAGES = {m.__name__: m for m in (*TO_SYNCER, *TO_ISLAND)}
 
 Message = (
   AskConfig | RunConfig | Hello | Refusal | Welcome | Start | Report | Pull
-  | Contribution | Declined | Broadcast | Refused | Closed | Leave | Finished
+  | Contribution | Declined | Broadcast | Refused | Closed | Lapsed | Leave | Finished
   | Superseded | Seed | AskAnchors | Anchors | AskAnchor | AnchorValue
   | AskDonation | Donation
 )  # fmt: skip

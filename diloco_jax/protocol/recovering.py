@@ -34,8 +34,19 @@ def put(turn: Turn, **fields: object) -> s.Recovering:
 
 def begin(turn: Turn) -> None:
   """The incarnation is durable before anybody hears of it."""
-  memory = get(turn).memory
   put(turn, since=turn.now)
+  remember(turn)
+  turn.act(
+    a.WriteTape(
+      key=f'recovering:{turn.get().incarnation}',
+      fields=(('incarnation', turn.get().incarnation),),
+    )
+  )
+
+
+def remember(turn: Turn) -> None:
+  """Who was in the run, and the books of those who are not any more."""
+  memory = get(turn).memory
   for index in sorted(memory.members):
     member = memory.members[index]
     turn.islands[index] = s.Island(
@@ -55,12 +66,6 @@ def begin(turn: Turn) -> None:
       starts=turn.get().incarnation << 20,  # beyond all that were sent
     )
   turn.set(past=tuple(_ended(memory)))
-  turn.act(
-    a.WriteTape(
-      key=f'recovering:{turn.get().incarnation}',
-      fields=(('incarnation', turn.get().incarnation),),
-    )
-  )
 
 
 def _ended(memory: recovery.Memory) -> list[s.Island]:

@@ -78,6 +78,13 @@ class Ended(NamedTuple):
   carried: int
 
 
+class Exported(NamedTuple):
+  """The run is over, its parameters are on disk."""
+
+  params_digest: str
+  reason: str
+
+
 class Memory(NamedTuple):
   """All that a new incarnation of the syncer needs of the older ones."""
 
@@ -91,6 +98,7 @@ class Memory(NamedTuple):
   next_slot: int = 0
   own_slots: Mapping[int, int] = {}  # `each`: newest merged slot per island
   steps_done: float = 0.0
+  exported: Exported | None = None
 
 
 def read_tape(settings: Settings, lines: Iterable[Mapping[str, Any]]) -> Memory:
@@ -181,6 +189,11 @@ class _Reader:
   def end(self, line: Mapping[str, Any]) -> None:
     ended = Ended(*(int(line[name]) for name in Ended._fields))
     self.ended[ended.island, ended.incarnation] = ended
+
+  def exported(self, line: Mapping[str, Any]) -> None:
+    self.fields['exported'] = Exported(
+      str(line['params_digest']), str(line['reason'])
+    )
 
   def skipped(self, line: Mapping[str, Any]) -> None:
     self._slot(int(line['slot']))
@@ -316,4 +329,5 @@ _TAKERS = {
   'slot_skipped': _Reader.skipped,
   'merge': _Reader.merge,
   'recovered': _Reader.recovered,
+  'exported': _Reader.exported,
 }

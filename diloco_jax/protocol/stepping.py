@@ -146,8 +146,11 @@ def on_closed(turn: Turn, slot: int) -> None:
   p = slot % len(turn.held)
   capture = turn.held[p].capture
   if capture is not None and capture.slot == slot:
-    # The syncer says so only where no version has the capture, or will.
-    adoption.drop_capture(turn, p)
+    # No version has it or will: the next slot of this fragment takes its
+    # steps. Until then a version that names it all the same would settle it.
+    turn.held[p] = turn.held[p]._replace(
+      capture=capture._replace(closed=True, round=None)
+    )
   if turn.get().waiting_slot == slot:
     turn.set(waiting_slot=-1)
 

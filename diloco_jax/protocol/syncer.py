@@ -86,6 +86,10 @@ def begin(state: State, now: float) -> tuple[State, tuple[a.Action, ...]]:
   )
   if state.phase == s.RECOVERING:
     recovering.begin(turn)
+  elif state.recovering is not None:
+    recovering.remember(turn)
+    turn.set(recovering=None)
+    ending.say_goodbye(turn)
   turn.act(a.SetTimer('tick', turn.now + turn.limits.tick_s))
   return turn.close()
 
@@ -246,6 +250,8 @@ def _on_tape_written(turn: Turn, key: str) -> None:
       admission.on_admitted(turn, int(first), int(rest[0]))
     case 'seeded':
       _open(turn)
+    case 'exported':
+      ending.say_goodbye(turn)
     case 'recovering':
       recovering.on_durable(turn)
     case 'recovered':

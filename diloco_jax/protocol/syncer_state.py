@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol.recovery import Exported
 from diloco_jax.protocol.recovery import Inclusion
 from diloco_jax.protocol.recovery import Memory
 from diloco_jax.protocol.settings import Settings
@@ -238,6 +239,7 @@ class SyncerState(NamedTuple):
   to_drain: tuple[int, ...] = ()  # fragments not yet asked for
   end_reason: str = ''
   ends_at: float = NEVER  # of the drain, then of waiting for leaves
+  exported: str = ''  # digest of what is on disk; not said yet
   params_digest: str = ''
 
   @property
@@ -284,11 +286,32 @@ def initial(
   state = state._replace(incarnations=known)
   if not memory.history:
     return state
+  if memory.exported is not None:
+    return _at_the_end(state, memory, memory.exported)
   return state._replace(
     phase=RECOVERING,
     recovering=Recovering(memory, snapshot or ()),
     merges=memory.merges,
     next_slot=memory.next_slot,
+    slots_done=len(memory.slots),
+    steps_done=memory.steps_done,
+  )
+
+
+def _at_the_end(
+  state: SyncerState, memory: Memory, exported: Exported
+) -> SyncerState:
+  """Everything is done; who has not heard of it hears of it now."""
+  return state._replace(
+    phase=EXPORTING,
+    recovering=Recovering(memory, ()),
+    exported=exported.params_digest,
+    end_reason=exported.reason,
+    fragments=tuple(
+      Fragment(version=x[-1].version, digest=x[-1].digest, handle=0)
+      for x in memory.history
+    ),
+    merges=memory.merges,
     slots_done=len(memory.slots),
     steps_done=memory.steps_done,
   )

@@ -75,7 +75,7 @@ def _too_few(seed: int, outcome: swarm.Outcome) -> Iterator[str]:
     yield f'seed {seed} has {outcome.faults} faults'
 
 
-def _parts(mode: str, seeds: range, jobs: int) -> Iterator[Part]:
+def parts(mode: str, seeds: range, jobs: int) -> Iterator[Part]:
   spans = [
     (x, min(x + CHUNK, seeds.stop))
     for x in range(seeds.start, seeds.stop, CHUNK)
@@ -85,9 +85,7 @@ def _parts(mode: str, seeds: range, jobs: int) -> Iterator[Part]:
       yield run_part(mode, begin, end)
     return
   context = multiprocessing.get_context('spawn')
-  with concurrent.futures.ProcessPoolExecutor(
-    jobs, mp_context=context
-  ) as pool:
+  with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
     waiting = [pool.submit(run_part, mode, *span) for span in spans]
     try:
       for future in concurrent.futures.as_completed(waiting):
@@ -154,12 +152,12 @@ def simulate(
   something wrong, 1: with COVERAGE_SEEDS or more, something never occurred.
   """
   total = _Total(seeds)
-  parts = _parts(mode, seeds, jobs)
-  for part in parts:
+  running = parts(mode, seeds, jobs)
+  for part in running:
     total.add(part)
     if total.failures and fail_fast:
       break
-  parts.close()  # type: ignore[attr-defined]
+  running.close()  # type: ignore[attr-defined]
   print(table(total.tally))  # noqa: T201
   if total.failures:
     first = min(total.failures)

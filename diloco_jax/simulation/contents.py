@@ -145,7 +145,9 @@ class TimingSyncer:
       return '', 1.0
     if value[:2] == ('spoiled', 'outlier'):
       return '', 1e6
-    return ('nonfinite' if value[:2] == ('spoiled', 'nonfinite') else 'shape'), 0.0
+    return (
+      'nonfinite' if value[:2] == ('spoiled', 'nonfinite') else 'shape'
+    ), 0.0
 
   def merge(self, action: a.Merge, values: Sequence[Any]) -> Theta:
     version = action.version

@@ -7,7 +7,6 @@ repeated and overtaken one by one, which asks more of the protocol.
 
 from collections.abc import Callable
 import dataclasses
-import random
 from typing import Any
 
 from diloco_jax.chaos import plan
@@ -176,8 +175,10 @@ class Network:
           delay += self.uniform(self.settings.late_s)
     if bulk and self.settings.bandwidth:
       now = self._kernel.now
-      size = self._sizes[message.fragment] if hasattr(message, 'fragment') else (
-        sum(self._sizes)
+      size = (
+        self._sizes[message.fragment]
+        if hasattr(message, 'fragment')
+        else (sum(self._sizes))
       )
       begin = max(now, link.busy[way])
       link.busy[way] = begin + size / self.settings.bandwidth

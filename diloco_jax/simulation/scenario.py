@@ -20,9 +20,9 @@ class Scenario:
 
   seed: int
   settings: Settings
-  compute: ComputeSettings = ComputeSettings()
-  network: NetworkSettings = NetworkSettings()
-  disk: DiskSettings = DiskSettings()
+  compute: ComputeSettings = dataclasses.field(default_factory=ComputeSettings)
+  network: NetworkSettings = dataclasses.field(default_factory=NetworkSettings)
+  disk: DiskSettings = dataclasses.field(default_factory=DiskSettings)
   faults: tuple[plan.Fault, ...] = ()
   jitter: bool = False  # delays are uniform up to twice their mean
   clocks_differ_s: float = 0.0  # machines' clocks, at most, at their start

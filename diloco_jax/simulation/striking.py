@@ -200,9 +200,7 @@ class Striker:
     self._world.fault(fault.kind)
     net = self._world.network
     net.cut(fault.target, *ways)
-    self._world.kernel.after(
-      fault.lasts, lambda: net.heal(fault.target, *ways)
-    )
+    self._world.kernel.after(fault.lasts, lambda: net.heal(fault.target, *ways))
 
   def _partition(self, fault: plan.Fault) -> None:
     self._cut(fault, network.UP, network.DOWN)

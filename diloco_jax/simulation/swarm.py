@@ -190,10 +190,8 @@ def run(
   except checking.CheckFailure as e:
     failure = Failure(scenario.seed, e.code, e.checker, e.sentence)
   except InvariantError as e:
-    failure = Failure(
-      scenario.seed, checking.CORRECTNESS, 'invariants', str(e)
-    )
-  except Exception as e:  # noqa: BLE001: whatever it is, a seed has found it
+    failure = Failure(scenario.seed, checking.CORRECTNESS, 'invariants', str(e))
+  except Exception as e:  # whatever it is, a seed has found it
     where = traceback.format_exc()
     failure = Failure(
       scenario.seed, checking.CRASH, type(e).__name__, str(e), where
@@ -204,9 +202,7 @@ def run(
   for line in world.tape.lines:
     if line['kind'] == 'merge':
       merges[line['fragment']] += 1
-  return Outcome(
-    world.events, min(merges), sum(world.faults.values()), failure
-  )
+  return Outcome(world.events, min(merges), sum(world.faults.values()), failure)
 
 
 def run_seed(seed: int, tally: Tally | None = None) -> Outcome:

@@ -135,10 +135,10 @@ class SyncerHost(Host):
     made = self.contents.seed(values)
     self.feed(a.Seeded(self.now(), *self._told(made)))
 
-  def _told(
-    self, made: list[Theta]
-  ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    return tuple(x.digest for x in made), tuple(self.keep(x.value) for x in made)
+  def _told(self, made: list[Theta]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    return tuple(x.digest for x in made), tuple(
+      self.keep(x.value) for x in made
+    )
 
   def _take_seeds(self, action: a.TakeSeeds) -> None:
     values = [self.values[x] for x in action.handles]

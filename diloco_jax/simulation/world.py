@@ -7,7 +7,6 @@ take and what goes wrong; observers are told of every event.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from diloco_jax.chaos import plan
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import syncer_state as s
 from diloco_jax.simulation import contents as contents_lib
@@ -153,9 +152,7 @@ class World:
     self._lives += 1
     saved = self.checkpoints[index].newest if from_checkpoint else None
     contents = self._contents.island(index, saved.arrays if saved else None)
-    host = IslandHost(
-      self, index, self._lives, self._clock(), contents, saved
-    )
+    host = IslandHost(self, index, self._lives, self._clock(), contents, saved)
     self.islands[index] = host
     for observer in self.observers:
       observer.on_start(self, host.who)
@@ -190,6 +187,10 @@ class World:
     for observer in self.observers:
       observer.on_start(self, 'syncer')
     self.syncer.begin()
+    # Whoever was told that the run is at its end may be needed again.
+    for host in list(self.islands.values()):
+      if host.stopped == 'finished' and host.index not in self.striker.away:
+        self.kernel.after(RELAUNCH_S, lambda x=host: self._relaunch(x))
 
   def _tell_syncer(self, connection: Any) -> None:
     syncer = self.syncer

@@ -290,6 +290,7 @@ class StuckTest(absltest.TestCase):
       lost c0
       stop
       exported
+      end_taped
       """
     )
     # It is back within leave_s.
@@ -308,6 +309,7 @@ class StuckTest(absltest.TestCase):
       report 0.1 step=1
       stop
       exported
+      end_taped
       """
     )
     out = play(player, 'at 5\nreport 0.1 step=2')

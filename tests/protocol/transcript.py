@@ -176,6 +176,7 @@ SHOWN = {
   m.Broadcast: ('version', 'round', 'slot', 'named', 'digest'),
   m.Refused: ('reason',),
   m.Closed: ('slot',),
+  m.Lapsed: ('seq',),
   m.Finished: ('reason', 'global_step', 'versions'),
   m.Superseded: (),
   m.Hello: ('step', 'versions'),

@@ -26,7 +26,7 @@ class SyncerPlayer(Player):
       'report': self.report, 'give': self.give, 'decline': self.decline,
       'inspected': self.inspected, 'merged': self.merged, 'taped': self.taped,
       'leave': self.leave, 'lost': self.lost, 'timer': self.timer,
-      'tick': self.tick, 'exported': self.exported, 'ask_config': self.ask,
+      'tick': self.tick, 'exported': self.exported, 'end_taped': self.end_taped, 'ask_config': self.ask,
       'restart': self.restart, 'anchors': self.anchors, 'value': self.value,
       'taken': self.taken, 'restored': self.restored,
       'donate': self.donate, 'durable': self.durable,
@@ -144,6 +144,9 @@ class SyncerPlayer(Player):
 
   def recovered(self):
     self.feed(a.TapeWritten(self.now, f'recovered:{self.state.incarnation}'))
+
+  def end_taped(self):
+    self.feed(a.TapeWritten(self.now, f'exported:{self.state.incarnation}'))
 
   def donate(self, name, to, *, step):
     island, incarnation = t.who(name)
