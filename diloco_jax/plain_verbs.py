@@ -134,8 +134,21 @@ def simulate(words: Sequence[str]) -> int:
   return command.simulate(seeds, mode, int(jobs))
 
 
+def replay(words: Sequence[str]) -> int:
+  """Every tape of a run through its machine, and against the others."""
+  from diloco_jax.simulation import replaying
+
+  flags, given = parse_flags(words, ('workdir',), ('workdir',))
+  if given:
+    raise UserError(
+      [Problem('--config.*', 'a setting', 'none', 'replay takes --workdir')]
+    )
+  return replaying.main(pathlib.Path(flags['workdir']))
+
+
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
   'island': island,
   'report': report,
+  'replay': replay,
   'simulate': simulate,
 }

@@ -20,6 +20,7 @@ from diloco_jax.run_config import RunConfig
 from diloco_jax.run_config import config_hash
 from diloco_jax.runtime.clock import Clock
 from diloco_jax.runtime.clock import RealClock
+from diloco_jax.telemetry import machine_lines
 from diloco_jax.transport import base as transport
 from diloco_jax.transport import grpc
 
@@ -121,14 +122,17 @@ def make_island(
   samples_per_step: int = 0,
 ) -> Island:
   """An island that has not joined yet."""
+  state = island_state.initial(
+    planned.settings,
+    nonce=uuid.uuid4().hex,
+    island=index,
+    seeds_state=seeds_state,
+    samples_per_step=samples_per_step,
+  )
+  if journal is not None:
+    journal.begin(machine_lines.island_fields(state))
   return Island(
-    state=island_state.initial(
-      planned.settings,
-      nonce=uuid.uuid4().hex,
-      island=index,
-      seeds_state=seeds_state,
-      samples_per_step=samples_per_step,
-    ),
+    state=state,
     fragments=assembly.make_fragments(planned, shardings),
     endpoint=endpoint,
     params=params,

@@ -6,17 +6,14 @@ runs; lines keep the order in which they were handed over.
 """
 
 from collections.abc import Callable
-import json
 import pathlib
 import queue
 import threading
 from typing import Any
 
-import xxhash
-
 from diloco_jax.protocol import actions as a
-from diloco_jax.protocol import records
 from diloco_jax.runtime.clock import Clock
+from diloco_jax.telemetry import machine_lines
 from diloco_jax.telemetry import tape
 
 # Lines waiting to be written; whoever adds one beyond waits for the disk.
@@ -40,24 +37,35 @@ class Recorder:
     self._on_failure = on_failure
     self._on_line = on_line
     self._writer = tape.TapeWriter(path)
+    self._now = clock.now()  # of the newest event
     self._queue: queue.Queue[_Item | None] = queue.Queue(QUEUE_MAX)
     self._thread = threading.Thread(target=self._run, name='tape', daemon=True)
     self._thread.start()
 
+  def begin(self, fields: dict[str, Any]) -> float:
+    """A machine begins; returns when, by the run's clock."""
+    self._now = self._clock.now()
+    line = {'now': self._now, **fields}
+    self._queue.put((self._now, machine_lines.MACHINE, line, None))
+    return self._now
+
   def append(self, kind: str, fields: dict[str, Any]) -> None:
     """A decision, for people and for the summary."""
-    self._queue.put((self._clock.now(), kind, fields, None))
+    self._queue.put((self._now, kind, fields, None))
 
   def append_durably(
     self, kind: str, fields: dict[str, Any], then: Callable[[], None]
   ) -> None:
     """Call `then`, on the tape's thread, once the line is on disk."""
-    self._queue.put((self._clock.now(), kind, fields, then))
+    self._queue.put((self._now, kind, fields, then))
 
   def record(self, event: a.Event, actions: tuple[a.Action, ...]) -> None:
-    """A machine's input, and a digest of its output, for replay."""
-    item = (self._clock.now(), tape.EVENT, (event, actions), None)
-    self._queue.put(item)
+    """A machine's input, and a digest of its output, for replay.
+
+    What it decided follows, at the time of the event.
+    """
+    self._now = event.now
+    self._queue.put((self._now, tape.EVENT, (event, actions), None))
 
   def close(self) -> None:
     self._queue.put(None)
@@ -65,11 +73,14 @@ class Recorder:
     self._writer.close()
 
   def _run(self) -> None:
+    digest = ''
     while (item := self._queue.get()) is not None:
       t_s, kind, fields, then = item
       try:
         if kind == tape.EVENT:
-          fields = _event_fields(*fields)
+          event, actions = fields
+          digest = machine_lines.chained(digest, event, actions)
+          fields = machine_lines.event_fields(event, actions, digest)
         self._writer.append(kind, fields, t_s, durable=then is not None)
       except OSError as error:
         # Nothing may be promised any more: a merge is not announced before
@@ -81,18 +92,3 @@ class Recorder:
       if then is not None:
         then()
 
-
-def _event_fields(
-  event: a.Event, actions: tuple[a.Action, ...]
-) -> dict[str, Any]:
-  return {
-    'event': records.to_plain(event),
-    'actions': [type(x).__name__ for x in actions],
-    'digest': actions_digest(actions),
-  }
-
-
-def actions_digest(actions: tuple[a.Action, ...]) -> str:
-  """Of everything that a machine decided on one event."""
-  text = json.dumps(records.to_plain(actions), separators=(',', ':'))
-  return xxhash.xxh64_hexdigest(text.encode())

@@ -18,6 +18,7 @@ from diloco_jax.runtime.loop import Loop
 from diloco_jax.storage import parameters
 from diloco_jax.syncer.driver import SyncerDriver
 from diloco_jax.syncer.store import Store
+from diloco_jax.telemetry import machine_lines
 from diloco_jax.telemetry.metrics import MetricsWriter
 from diloco_jax.transport import base as transport
 
@@ -82,8 +83,9 @@ class Syncer:
     Raises:
       RuntimeError: the syncer failed; the cause is chained.
     """
-    _, actions = machine.begin(self._loop.state, self._clock.now())
-    self._loop.start(actions)
+    fields = machine_lines.syncer_fields(self._loop.state)
+    now = self._recorder.begin(fields)
+    self._loop.begin(machine.begin, now)
     self._driver.seed(self._start_fragments, self._planned.settings.islands)
     row_at = self._clock.now()
     while not self._loop.stopped.is_set():

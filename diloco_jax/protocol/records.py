@@ -6,6 +6,7 @@ type raises MalformedError. Nothing but the classes in `messages.MESSAGES` can
 be made.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import json
@@ -14,7 +15,9 @@ import types
 import typing
 from typing import Any
 
+from diloco_jax.protocol import actions
 from diloco_jax.protocol import messages
+from diloco_jax.protocol.settings import Settings
 
 LENGTH_MAX = 1 << 20  # items in a tuple, characters in a string
 
@@ -65,6 +68,14 @@ def to_json(value: Any) -> str:
   return _ENCODER.encode(value)
 
 
+_TEXT_ENCODER = json.JSONEncoder(default=_shallow, separators=(',', ':'))
+
+
+def to_text(value: Any) -> str:
+  """As `to_json`, also of numbers that are not finite; for digests only."""
+  return _TEXT_ENCODER.encode(value)
+
+
 def _checked(hint: Any, value: Any, where: str) -> Any:
   origin = typing.get_origin(hint)
   if origin in (typing.Union, types.UnionType):
@@ -72,6 +83,8 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if value is None and type(None) in options:
       return None
     rest = [option for option in options if option is not type(None)]
+    if len(rest) > 1:
+      return _one_of({x.__name__: x for x in rest}, value, where)
     return _checked(rest[0], value, where)
   if origin is tuple:
     if not isinstance(value, list) or len(value) > LENGTH_MAX:
@@ -94,7 +107,29 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         for (name, field), item in zip(fields.items(), value, strict=True)
       )
     )
+  if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    return _one_of({hint.__name__: hint}, value, where)
   return _checked_scalar(hint, value, where)
+
+
+def _one_of(classes: Mapping[str, type], plain: Any, where: str) -> Any:
+  """The dataclass that a value claims to be, one of these."""
+  if not isinstance(plain, dict) or not isinstance(plain.get('_'), str):
+    raise MalformedError(f'expected {where}')
+  cls = classes.get(plain['_'])
+  if cls is None:
+    raise MalformedError(f'unknown {where} {plain["_"][:40]!r}')
+  fields = {name: value for name, value in plain.items() if name != '_'}
+  hints = _hints(cls)
+  if fields.keys() != hints.keys():
+    wrong = sorted(fields.keys() ^ hints.keys())
+    raise MalformedError(f'{cls.__name__}: fields differ: {wrong[:8]}')
+  return cls(
+    **{
+      name: _checked(hints[name], value, f'{cls.__name__}.{name}')
+      for name, value in fields.items()
+    }
+  )
 
 
 def _checked_scalar(hint: Any, value: Any, where: str) -> Any:
@@ -122,19 +157,20 @@ def _checked_scalar(hint: Any, value: Any, where: str) -> Any:
 
 def message_from_plain(plain: Any) -> messages.Message:
   """The message that `to_plain` was given. Raises MalformedError."""
-  if not isinstance(plain, dict) or not isinstance(plain.get('_'), str):
-    raise MalformedError('expected a message')
-  cls = messages.MESSAGES.get(plain['_'])
-  if cls is None:
-    raise MalformedError(f'unknown message {plain["_"][:40]!r}')
-  fields = {name: value for name, value in plain.items() if name != '_'}
-  hints = _hints(cls)
-  if fields.keys() != hints.keys():
-    wrong = sorted(fields.keys() ^ hints.keys())
-    raise MalformedError(f'{cls.__name__}: fields differ: {wrong[:8]}')
-  return cls(
-    **{
-      name: _checked(hints[name], value, f'{cls.__name__}.{name}')
-      for name, value in fields.items()
-    }
-  )
+  message: messages.Message = _one_of(messages.MESSAGES, plain, 'a message')
+  return message
+
+
+_EVENTS = {x.__name__: x for x in typing.get_args(actions.Event)}
+
+
+def event_from_plain(plain: Any) -> actions.Event:
+  """The event that `to_plain` was given. Raises MalformedError."""
+  event: actions.Event = _one_of(_EVENTS, plain, 'an event')
+  return event
+
+
+def settings_from_plain(plain: Any) -> Settings:
+  """The settings that `to_plain` was given. Raises MalformedError."""
+  settings: Settings = _one_of({'Settings': Settings}, plain, 'settings')
+  return settings

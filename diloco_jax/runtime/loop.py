@@ -115,9 +115,14 @@ class Loop(Generic[S]):
         for action in actions:
           queue.extend(self._perform(action))
 
-  def start(self, actions: tuple[a.Action, ...]) -> None:
-    """Perform the first actions of a machine, before any event."""
+  def begin(
+    self,
+    first: Callable[[S, float], tuple[S, tuple[a.Action, ...]]],
+    now: float,
+  ) -> None:
+    """What a machine does before any event."""
     with self._lock:
+      self.state, actions = first(self.state, now)
       for action in actions:
         for event in self._perform(action):
           self.feed(event)
