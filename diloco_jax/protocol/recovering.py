@@ -355,7 +355,9 @@ def on_anchor_value(turn: Turn, value: m.AnchorValue) -> None:
 
 
 def on_anchor_taken(turn: Turn, event: a.AnchorTaken) -> None:
-  state = get(turn)
+  state = turn.get().recovering
+  if state is None:  # it was late, and done without
+    return
   fetch = state.fetching.get(event.fragment)
   if fetch is None or fetch.version != event.version:
     return

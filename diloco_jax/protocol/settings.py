@@ -32,6 +32,7 @@ class Limits:
   leave_s: float = 20.0  # islands have to leave after `finished`
   hello_retry_s: float = 2.0
   tick_s: float = 0.5  # leases and resends are looked at this often
+  standstill_s: float = 5.0  # without a tick: the syncer itself was away
   active_steps: float = 3.0  # an island reported within so many of its steps
   winsor_factor: float = 2.0  # a step time counts at most this times the median
   estimate_decay: float = 0.5  # weight of the newest in moving averages

@@ -15,6 +15,7 @@ from diloco_jax.protocol import recovering
 from diloco_jax.protocol import reopening
 from diloco_jax.protocol import rounds
 from diloco_jax.protocol import schedule
+from diloco_jax.protocol import standstill
 from diloco_jax.protocol import syncer_state as s
 from diloco_jax.protocol.settings import FREE
 from diloco_jax.protocol.turn import Turn
@@ -28,6 +29,9 @@ def react(state: State, event: a.Event) -> tuple[State, tuple[a.Action, ...]]:
   if state.phase == s.FINISHED:
     return state, ()
   turn = Turn(state, event.now)
+  away_s = turn.now - state.now
+  if away_s > turn.limits.standstill_s:  # it ticks more often than that
+    standstill.make_good(turn, away_s)
   match event:
     case a.Received():
       _on_message(turn, event.peer, event.message)

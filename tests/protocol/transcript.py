@@ -72,7 +72,7 @@ def make_settings(options):
   sizes = tuple(int(x) for x in options.pop('sizes', '1,1').split(','))
   known = {'islands': 1, 'period': 4, 'overlap': 1, 'steps': 40}
   given = {}
-  limits = {}
+  limits = {'standstill_s': 1e9}  # scripts leave out what does not matter
   for key, value in options.items():
     names = {x.name for x in dataclasses.fields(Settings)}
     if value.lstrip('-').isdigit():
