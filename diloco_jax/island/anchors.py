@@ -7,6 +7,7 @@ Of an unresolved capture only what was sent is kept.
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -66,6 +67,12 @@ class _Boundary:
     )
 
 
+@functools.cache
+def _shared_boundary(alpha: float) -> _Boundary:
+  """Where nothing is sharded, one compilation serves all of a process."""
+  return _Boundary(alpha, None)
+
+
 class Fragments:
   """The arrays behind an island's machine.
 
@@ -96,7 +103,10 @@ class Fragments:
     self._staged: dict[int, Staged] = {}
     self._captured: dict[m.CaptureId, tuple[int, Host, Device]] = {}
     self._sent: dict[m.CaptureId, Host] = {}
-    self._jits = [_Boundary(alpha, x) for x in self._shardings]
+    self._jits = [
+      _shared_boundary(alpha) if x is None else _Boundary(alpha, x)
+      for x in self._shardings
+    ]
 
   # At a step boundary.
 

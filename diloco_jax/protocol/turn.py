@@ -136,8 +136,8 @@ class Turn:
       # One at a time: a newer one follows the report that it has arrived.
       if self.now - in_flight[1] < self.resend_after(island):
         return
-    if not island.peer:
-      return
+    if not island.peer or self.get().phase == s.SEEDING:
+      return  # Θ(0) is not durable before it is open
     own = piece.included.get(island.id)
     named = (
       own.capture

@@ -53,6 +53,7 @@ class Local:
 
   def __init__(self, number: int, fragments: int, step: int, tokens: int):
     self.number = number
+    self.life = 0  # as the world counts the starts of processes
     self.index = -1
     self.incarnation = 0
     self.first = step
@@ -197,6 +198,7 @@ class Books:
     local = Local(
       len(self.lives), self.settings.fragments, old.boundary, old.tokens
     )
+    local.life = at.life
     self.lives.append(local)
     self.locals[at.who, at.life] = local
     if old.held[0].anchor is not None:

@@ -20,14 +20,16 @@ class IslandContents(Protocol):
   def begin(self, start: m.Start) -> None:
     """Training begins, or goes on after a lapse."""
 
-  def step(self) -> tuple[int, float | None]:
-    """One inner step: tokens of its batch, and its loss."""
+  def step(self, step: int) -> tuple[int, float | None]:
+    """Inner step number `step`: tokens of its batch, and its loss."""
 
   def capture(self, fragment: int, capture: m.CaptureId) -> None: ...
 
   def adopt(self, fragment: int, version: m.Version) -> None: ...
 
-  def delta(self, capture: m.CaptureId) -> tuple[Any, bool] | None:
+  def delta(
+    self, fragment: int, capture: m.CaptureId
+  ) -> tuple[Any, bool] | None:
     """Encoded Δ and whether it is finite; None: dropped before its turn."""
 
   def forget(self, capture: m.CaptureId) -> None: ...
@@ -85,7 +87,7 @@ class TimingIsland:
   def begin(self, start: m.Start) -> None:
     pass
 
-  def step(self) -> tuple[int, float | None]:
+  def step(self, step: int) -> tuple[int, float | None]:
     return self.TOKENS, None
 
   def capture(self, fragment: int, capture: m.CaptureId) -> None:
@@ -94,7 +96,9 @@ class TimingIsland:
   def adopt(self, fragment: int, version: m.Version) -> None:
     self._digests[fragment] = self._staged.pop((fragment, version))
 
-  def delta(self, capture: m.CaptureId) -> tuple[Any, bool] | None:
+  def delta(
+    self, fragment: int, capture: m.CaptureId
+  ) -> tuple[Any, bool] | None:
     return ('delta',), True
 
   def forget(self, capture: m.CaptureId) -> None:

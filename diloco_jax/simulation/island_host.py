@@ -214,8 +214,8 @@ class IslandHost(Host):
     if stalled:
       self.after(stalled, self._step_done)
       return
-    tokens, loss = self.contents.step()
     self.step += 1
+    tokens, loss = self.contents.step(self.step)
     self.tokens += tokens
     if loss is not None:
       self.losses.append((self.kernel.now, self.step, loss))
@@ -262,7 +262,7 @@ class IslandHost(Host):
     took = self.world.delay(self.world.scenario.compute.encode_s)
 
     def encoded() -> None:
-      made = self.contents.delta(action.capture)
+      made = self.contents.delta(action.fragment, action.capture)
       if made is not None:
         value, healthy = made
         self.feed(

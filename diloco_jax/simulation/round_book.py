@@ -76,6 +76,12 @@ class RoundBook:
     del at
     self.rounds, self._touched = {}, []  # what was open is void
 
+  def syncer_notes_stood_still(self, at: Moment, note: dict[str, Any]) -> None:
+    """What was open is waited for longer, by as long as it was away."""
+    del note
+    for rnd in self._collecting():
+      rnd.opened_at += at.now - at.old.now
+
   def syncer_notes_round_opened(self, at: Moment, note: dict[str, Any]) -> None:
     state = at.new
     drain = state.phase == s.DRAINING

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 import dataclasses
 
-from diloco_jax.chaos import plan
+from diloco_jax.simulation import swarm
 from diloco_jax.simulation.scenario import Scenario
 
 Fails = Callable[[Scenario], bool]
@@ -40,7 +40,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
   for share in (0.3, 0.6, 0.9):
     steps = max(settings.period, int(settings.steps * share))
     if steps < settings.steps:
-      yield _with(scenario, steps=steps)
+      yield swarm.resized(scenario, steps=steps)
   yield from _calmer(scenario)
 
 
@@ -56,25 +56,11 @@ def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
     yield dataclasses.replace(scenario, faults=())
 
 
-def _with(scenario: Scenario, **changes: object) -> Scenario:
-  settings = dataclasses.replace(scenario.settings, **changes)  # type: ignore[arg-type]
-  return dataclasses.replace(scenario, settings=settings)
-
-
 def _fewer_islands(scenario: Scenario) -> Iterator[Scenario]:
   islands = scenario.settings.islands
   for count in sorted({1, islands // 2, islands - 1} - {0, islands}):
-    kept = tuple(
-      x for x in scenario.faults if x.target == plan.SYNCER or x.target < count
-    )
     quorum = min(scenario.settings.quorum, count)
-    yield dataclasses.replace(
-      _with(scenario, islands=count, quorum=quorum),
-      faults=kept,
-      compute=dataclasses.replace(
-        scenario.compute, speeds=scenario.compute.speeds[:count]
-      ),
-    )
+    yield swarm.resized(scenario, islands=count, quorum=quorum)
 
 
 def _fewer_fragments(scenario: Scenario) -> Iterator[Scenario]:
@@ -82,7 +68,7 @@ def _fewer_fragments(scenario: Scenario) -> Iterator[Scenario]:
   for count in sorted({1, settings.fragments // 2} - {0, settings.fragments}):
     period = settings.stride * count
     overlap = min(settings.overlap, period - 1)
-    yield _with(
+    yield swarm.resized(
       scenario, sizes=settings.sizes[:count], period=period, overlap=overlap
     )
 

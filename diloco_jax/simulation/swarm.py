@@ -1,5 +1,6 @@
 """A seed draws a whole scenario; a swarm runs many, with all checkers on."""
 
+from collections.abc import Callable
 import dataclasses
 import random
 import traceback
@@ -11,6 +12,7 @@ from diloco_jax.protocol.invariants import InvariantError
 from diloco_jax.protocol.settings import Limits
 from diloco_jax.protocol.settings import Settings
 from diloco_jax.simulation import checking
+from diloco_jax.simulation.books import Books
 from diloco_jax.simulation.checkers import Checkers
 from diloco_jax.simulation.compute import ComputeSettings
 from diloco_jax.simulation.coverage import Coverage
@@ -148,6 +150,22 @@ def _faults(
   )
 
 
+def resized(scenario: Scenario, **changes: Any) -> Scenario:
+  """With other settings, and without what is meant for absent islands."""
+  settings = dataclasses.replace(scenario.settings, **changes)
+  count = settings.islands
+  return dataclasses.replace(
+    scenario,
+    settings=settings,
+    faults=tuple(
+      x for x in scenario.faults if x.target == plan.SYNCER or x.target < count
+    ),
+    compute=dataclasses.replace(
+      scenario.compute, speeds=scenario.compute.speeds[:count]
+    ),
+  )
+
+
 class Failure(NamedTuple):
   """A seed that failed. `code` is an exit code."""
 
@@ -173,12 +191,16 @@ def run(
   *,
   contents: Any = None,
   observers: tuple[Any, ...] = (),
+  watch: Callable[[Books], Any] | None = None,
 ) -> Outcome:
   """One scenario with all checkers; what is wrong is returned, not raised."""
   alive = EveryFragmentAdvances(scenario.settings, scenario.bound_s)
   alive.heal(scenario.healed_s)
   coverage = Coverage(scenario.settings, tally)
-  watches = (*observers, Checkers(scenario.settings, alive), coverage)
+  checkers = Checkers(scenario.settings, alive)
+  watches = (*observers, checkers, coverage)
+  if watch is not None:
+    watches = (*watches, watch(checkers.books))
   world = None
   failure = None
   try:

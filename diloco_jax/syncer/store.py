@@ -41,7 +41,19 @@ class Store:
     islands: int,
     upload: str,
     download: str,
+    merges: Sequence[Any] | None = None,
   ):
+    """Holds nothing yet.
+
+    Args:
+      partition: of the parameters.
+      tx: the outer optimizer.
+      rule: how contributions are combined, see `algorithm.merge`.
+      islands: configured; the compiled merge takes so many contributions.
+      upload: codec of contributions.
+      download: codec of broadcasts.
+      merges: compiled merges of the fragments, where many stores share them.
+    """
     self.partition = partition
     self.upload = upload
     self.download = download
@@ -50,7 +62,7 @@ class Store:
     self._theta: list[Fragment] = []
     self._outer: list[Any] = []
     self._zeros: list[Fragment] = []
-    self._merges = [
+    self._merges = merges or [
       A.make_merge(tx, dict(partition.is_embedding), rule=rule)
       for _ in partition.sizes
     ]
@@ -127,6 +139,24 @@ class Store:
     if self.download == 'f32':
       return buffers, ''
     return buffers, A.tree_digest(_on_host(A.decode(encoded)))
+
+  def copies(self) -> list[tuple[Any, Any]]:
+    """Θ and the outer state of every fragment, on the host."""
+    return [
+      jax.tree.map(np.array, (theta, outer))
+      for theta, outer in zip(self._theta, self._outer, strict=True)
+    ]
+
+  def put_back(
+    self, fragment: int, theta: Mapping[str, Any] | None, outer: Any | None
+  ) -> None:
+    """Values that were kept elsewhere; None: it stays as it was seeded."""
+    if theta is not None:
+      self._theta[fragment] = {
+        name: jnp.array(x, jnp.float32) for name, x in theta.items()
+      }
+    if outer is not None:
+      self._outer[fragment] = jax.tree.map(jnp.array, outer)
 
   def parameters(self, params_like: Any) -> Any:
     """Θ as a whole, in the structure of `params_like`."""
