@@ -68,6 +68,7 @@ class Recorder:
     self._queue.put((self._now, tape.EVENT, (event, actions), None))
 
   def close(self) -> None:
+    self._queue.put((self._now, machine_lines.CLOSED, {}, None))
     self._queue.put(None)
     self._thread.join(30.0)
     self._writer.close()
@@ -81,6 +82,8 @@ class Recorder:
           event, actions = fields
           digest = machine_lines.chained(digest, event, actions)
           fields = machine_lines.event_fields(event, actions, digest)
+        elif kind == machine_lines.CLOSED:
+          fields = {'digest': digest}
         self._writer.append(kind, fields, t_s, durable=then is not None)
       except OSError as error:
         # Nothing may be promised any more: a merge is not announced before
@@ -91,4 +94,3 @@ class Recorder:
         self._on_line(kind, fields)
       if then is not None:
         then()
-

@@ -178,9 +178,7 @@ def _extra_digest(extra: dict[str, Any]) -> str:
 class ArraySyncer:
   """One syncer process: Θ and the outer optimizer's state."""
 
-  def __init__(
-    self, store: Store, start: Callable[[], Any], saved: Any | None
-  ):
+  def __init__(self, store: Store, start: Callable[[], Any], saved: Any | None):
     self.store = store
     self._start = start
     self._saved = saved

@@ -71,7 +71,8 @@ class ToyTrainer:
   def step(self, params: Any, step: int) -> tuple[Any, int, float | None]:
     by = np.float32(increment(self._life, step))
     moved = {
-      name: np.asarray(x) + by * directions()[name] for name, x in params.items()
+      name: np.asarray(x) + by * directions()[name]
+      for name, x in params.items()
     }
     return moved, TOKENS, None
 
@@ -222,7 +223,5 @@ def run_seed(seed: int, tally: Tally | None = None) -> swarm.Outcome:
     scenario,
     tally,
     contents=contents,
-    watch=lambda books: ValuesAreTrue(
-      contents, books, scenario.settings.adopt
-    ),
+    watch=lambda books: ValuesAreTrue(contents, books, scenario.settings.adopt),
   )

@@ -52,11 +52,12 @@ class Told(NamedTuple):
   path: pathlib.Path
   events: int
   decisions: int
-  ended: bool  # the machine has stopped
+  ended: bool  # its process has closed the tape
   digests: dict[tuple[int, m.Version], str]  # made here, by fragment
   heard: list[tuple[int, m.Broadcast]]  # (line, message)
   sent: dict[tuple[int, int, int, int], m.Contribution]
   got: list[tuple[int, m.Contribution]]
+  lines: int = 0
 
 
 class _Machine:
@@ -69,6 +70,7 @@ class _Machine:
     self.now = float(line['now'])
     self.expected: deque[bytes] = deque()
     self.digest = ''
+    self.closed = False
     self.state: Any
     self._react: Callable[[Any, a.Event], Any]
     if self.is_syncer:
@@ -81,11 +83,6 @@ class _Machine:
       self._react = island_machine.react
       self._check = invariants.check_island
       self.state = island_state.initial(settings, **line['given'])
-
-  @property
-  def ended(self) -> bool:
-    phase = self.state.phase
-    return bool(phase in (syncer_state.FINISHED, island_state.STOPPED))
 
   def _expect(self, actions: tuple[a.Action, ...]) -> None:
     for kind, fields in machine_lines.decisions(actions):
@@ -101,8 +98,12 @@ class _Machine:
     except (KeyError, records.MalformedError) as e:
       raise DifferenceError(self.path, number, str(e), 'an event') from e
     old = self.state
-    self.state, actions = self._react(old, event)
-    self._check(old, self.state)
+    try:
+      self.state, actions = self._react(old, event)
+      self._check(old, self.state)
+    except (AssertionError, KeyError, TypeError, ValueError) as e:
+      want = f'an event that fits what stands before it ({e!r})'
+      raise DifferenceError(self.path, number, _compared(line), want) from e
     self.now = event.now
     self.digest = machine_lines.chained(self.digest, event, actions)
     fields = machine_lines.event_fields(event, actions, self.digest)
@@ -116,7 +117,7 @@ class _Machine:
 
   def decision(self, number: int, line: dict[str, Any]) -> None:
     """One line that is no event. Raises DifferenceError."""
-    if not self.expected:
+    if self.closed or not self.expected:
       raise DifferenceError(self.path, number, line, 'an event')
     want = json.loads(self.expected.popleft())
     if want != line:
@@ -127,11 +128,14 @@ class _Machine:
       want = json.loads(self.expected[0])
       raise DifferenceError(self.path, number, line, want)
 
-  def close(self, number: int) -> None:
-    """The file is at its end; a process that was killed leaves no more."""
-    if self.ended and self.expected:
-      want = json.loads(self.expected[0])
-      raise DifferenceError(self.path, number + 1, 'the end', want)
+  def close(self, number: int, line: dict[str, Any]) -> None:
+    """The process has closed its tape. Raises DifferenceError."""
+    self._nothing_missing(number, line)
+    fields = {'digest': self.digest}
+    want = json.loads(_line(self.now, machine_lines.CLOSED, fields))
+    if want != line or self.closed:
+      raise DifferenceError(self.path, number, line, want)
+    self.closed = True
 
 
 def _line(now: float, kind: str, fields: dict[str, Any]) -> bytes:
@@ -164,11 +168,11 @@ def replay_tape(path: pathlib.Path) -> Told:
   for number, line in lines.read_lines(path):
     kind = tape_lib.check_line(line, path, number)['kind']
     if kind == machine_lines.MACHINE:
-      if machine is not None:
-        machine.close(number - 1)
       machine = _begin(path, number, line)
     elif machine is None:
       raise DifferenceError(path, number, line, 'the line of a machine')
+    elif kind == machine_lines.CLOSED:
+      machine.close(number, line)
     elif kind == tape_lib.EVENT:
       events += 1
       _collect(told, number, *machine.feed(number, line))
@@ -178,9 +182,8 @@ def replay_tape(path: pathlib.Path) -> Told:
       _keep_digest(told, line)
   if machine is None:
     raise DifferenceError(path, number + 1, 'the end', 'the line of a machine')
-  machine.close(number)
   return told._replace(
-    events=events, decisions=decisions, ended=machine.ended
+    events=events, decisions=decisions, ended=machine.closed, lines=number
   )
 
 
@@ -228,12 +231,13 @@ def compare(syncer: Told, islands: list[Told]) -> None:
       if want != broadcast.digest:
         raise DifferenceError(island.path, number, broadcast.digest, want)
   sent = {key: x for island in islands for key, x in island.sent.items()}
-  known = {key[:2] for key in sent}
+  # An island whose tape is elsewhere, or ends early, may have sent more.
+  known = {key[:2] for x in islands if x.ended for key in x.sent}
   for number, got in syncer.got:
     key = _key(got)
-    if key[:2] not in known:
-      continue  # of an island whose tape is elsewhere
     mine = sent.get(key)
+    if mine is None and key[:2] not in known:
+      continue
     want_fields = mine and {x: getattr(mine, x) for x in _GIVEN}
     got_fields = {x: getattr(got, x) for x in _GIVEN}
     if want_fields != got_fields:
@@ -263,9 +267,7 @@ def replay(workdir: pathlib.Path, may_end: set[str]) -> list[Told]:
   told = [replay_tape(path) for path in tapes(workdir)]
   for one in told:
     if not one.ended and one.path.stem not in may_end:
-      raise DifferenceError(
-        one.path, one.events + one.decisions + 2, 'the end', 'more lines'
-      )
+      raise DifferenceError(one.path, one.lines + 1, 'the end', 'more lines')
   syncers = [x for x in told if x.path.stem == machine_lines.SYNCER]
   if syncers:
     compare(syncers[0], [x for x in told if x is not syncers[0]])

@@ -16,6 +16,7 @@ from diloco_jax.protocol import syncer_state
 from diloco_jax.protocol.settings import Settings
 
 MACHINE = 'machine'  # a machine begins
+CLOSED = 'closed'  # its process has ended the tape itself
 SYNCER, ISLAND = 'syncer', 'island'
 Actions = tuple[a.Action, ...]
 

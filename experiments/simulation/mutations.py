@@ -7,8 +7,9 @@ file. Exit code 1: a bug was not caught within --seeds.
 """
 
 import argparse
-from collections.abc import Callable
+import concurrent.futures
 import json
+import os
 import pathlib
 import sys
 import time
@@ -19,29 +20,18 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 import planted  # noqa: E402
 
-from diloco_jax.protocol.invariants import InvariantError  # noqa: E402
-from diloco_jax.simulation.checking import CheckFailure  # noqa: E402
-from tests.simulation import watched_chaos  # noqa: E402
+from diloco_jax.simulation import checking  # noqa: E402
+from diloco_jax.simulation import swarm  # noqa: E402
 
 BEGIN, END = '<!-- table of planted bugs -->', '<!-- end of table -->'
 
 
-def failure(run: Callable[[int], Any], seed: int) -> tuple[str, str] | None:
-  """Who fails on this seed, and what is said; None: all is well."""
-  try:
-    run(seed)
-  except CheckFailure as e:
-    return e.checker, e.sentence
-  except InvariantError as e:
-    return 'invariants', str(e)
-  except (AssertionError, KeyError, TypeError, ValueError) as e:
-    return f'crash ({type(e).__name__})', str(e)
-  return None
+def failure(seed: int) -> swarm.Failure | None:
+  """What fails on this seed; None: all is well."""
+  return swarm.run_seed(seed).failure
 
 
-def hunt(
-  name: str, seeds: range, run: Callable[[int], Any] = watched_chaos.run_checked
-) -> dict[str, Any]:
+def hunt(name: str, seeds: range) -> dict[str, Any]:
   """Who found the bug, and after how many seeds.
 
   A seed that fails without the bug as well says nothing of it.
@@ -50,14 +40,22 @@ def hunt(
   row = {'bug': name, 'seeds': None, 'checker': None, 'sentence': None}
   for count, seed in enumerate(seeds, 1):
     with planted.BUGS[name]():
-      found = failure(run, seed)
-    if found is not None and failure(run, seed) is None:
+      found = failure(seed)
+    if found is not None and failure(seed) is None:
       row.update(
-        seeds=count, seed=seed, checker=found[0], sentence=found[1][:300]
+        seeds=count,
+        seed=seed,
+        checker=_told_by(found),
+        sentence=found.sentence[:300],
       )
       break
   row['wall_s'] = round(time.monotonic() - began, 1)
   return row
+
+
+def _told_by(found: swarm.Failure) -> str:
+  crash = found.code == checking.CRASH
+  return f'crash ({found.checker})' if crash else found.checker
 
 
 def _words(name: str) -> str:
@@ -84,12 +82,15 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--seeds', type=int, default=500, help='at most')
   parser.add_argument('--only', nargs='*', default=[], help='these bugs')
+  parser.add_argument('--jobs', type=int, default=os.cpu_count())
   args = parser.parse_args()
+  names = args.only or list(planted.BUGS)
   rows = []
-  for name in args.only or planted.BUGS:
-    row = hunt(name, range(args.seeds))
-    rows.append(row)
-    print(f'{_words(name):45} {row["seeds"]} {row["checker"]}', flush=True)
+  with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
+    for row in pool.map(hunt, names, [range(args.seeds)] * len(names)):
+      rows.append(row)
+      name = _words(row['bug'])
+      print(f'{name:45} {row["seeds"]} {row["checker"]}', flush=True)
   if not args.only:
     raw = HERE / 'mutations.jsonl'
     raw.write_text(''.join(json.dumps(row) + '\n' for row in rows))

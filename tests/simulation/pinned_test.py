@@ -1,9 +1,19 @@
-"""Seeds that have found a fault of the protocol; each passes with its fix."""
+"""Runs that have found a fault of the protocol; each passes with its fix.
+
+A scenario of `pinned/` was shrunk from a seed of the swarm while the fault was
+there; as a value it stays what it is when the swarm draws differently.
+"""
+
+import pathlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from diloco_jax.simulation import scenario_json
+from diloco_jax.simulation import swarm
 from tests.simulation import watched_chaos
+
+FOLDER = pathlib.Path(__file__).parent / 'pinned'
 
 
 class PinnedTest(parameterized.TestCase):
@@ -20,6 +30,13 @@ class PinnedTest(parameterized.TestCase):
   )
   def test_seed(self, seed, mode):
     self.assertTrue(watched_chaos.run_checked(seed, mode).finished)
+
+  @parameterized.parameters(*sorted(x.name for x in FOLDER.glob('*.json')))
+  def test_scenario(self, name):
+    text = (FOLDER / name).read_text(encoding='utf-8')
+    outcome = swarm.run(scenario_json.from_json(text))
+    self.assertIsNone(outcome.failure)
+    self.assertGreater(outcome.events, 0)
 
 
 if __name__ == '__main__':
