@@ -68,9 +68,9 @@ class _Boundary:
 
 
 @functools.cache
-def _shared_boundary(alpha: float) -> _Boundary:
-  """Where nothing is sharded, one compilation serves all of a process."""
-  return _Boundary(alpha, None)
+def _boundary(alpha: float, shardings: tuple[Any, ...] | None) -> _Boundary:
+  """One compilation for all islands of a process that are sharded alike."""
+  return _Boundary(alpha, None if shardings is None else dict(shardings))
 
 
 class Fragments:
@@ -104,7 +104,7 @@ class Fragments:
     self._captured: dict[m.CaptureId, tuple[int, Host, Device]] = {}
     self._sent: dict[m.CaptureId, Host] = {}
     self._jits = [
-      _shared_boundary(alpha) if x is None else _Boundary(alpha, x)
+      _boundary(alpha, None if x is None else tuple(sorted(x.items())))
       for x in self._shardings
     ]
 

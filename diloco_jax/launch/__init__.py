@@ -50,13 +50,31 @@ def run(
   runtime: str = 'threads',
   workdir: pathlib.Path | None = None,
 ) -> Any:
-  """A whole run in this process; see `launch.threads.RunResult`."""
+  """A whole run in this process; see `launch.results.RunResult`.
+
+  Args:
+    task: what is trained, see `tasks.base.Task`.
+    config: a ConfigDict as in experiments/configs/, or a resolved one.
+    runtime: `threads`, in real time; `virtual`, in simulated time and the same
+      to the bit each time.
+    workdir: of the run folder; None: a temporary one that is removed.
+
+  Raises:
+    ValueError: another runtime.
+    UserError: a mistake in the configuration.
+  """
   from diloco_jax import config as config_lib
   from diloco_jax.launch import threads
+  from diloco_jax.launch import virtual
 
-  if runtime != 'threads':
-    raise ValueError(f'runtime {runtime!r}, expected threads')
+  runtimes = {
+    'threads': threads.run_in_threads,
+    'virtual': virtual.run_in_virtual_time,
+  }
+  if runtime not in runtimes:
+    expected = ' or '.join(runtimes)
+    raise ValueError(f'runtime {runtime!r}, expected {expected}')
   resolved = (
     config if isinstance(config, RunConfig) else config_lib.resolve(config)
   )
-  return threads.run_in_threads(task, resolved, workdir)
+  return runtimes[runtime](task, resolved, workdir)

@@ -7,7 +7,6 @@ one. Nobody can be killed here; an island is stopped at its next boundary.
 
 from collections.abc import Iterator
 import contextlib
-import json
 import os
 import pathlib
 import secrets
@@ -15,36 +14,26 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from diloco_jax import config_json
 from diloco_jax.launch import assembly
 from diloco_jax.launch import evaluating
 from diloco_jax.launch import islanding
 from diloco_jax.launch import role
+from diloco_jax.launch.results import RunResult
+from diloco_jax.launch.results import collect
+from diloco_jax.launch.results import make_folder
 from diloco_jax.launch.syncing import Syncer
 from diloco_jax.run_config import RunConfig
 from diloco_jax.runtime.clock import RealClock
-from diloco_jax.telemetry import folder as folder_lib
-from diloco_jax.telemetry import summary as summary_lib
 from diloco_jax.telemetry.processes import EXIT_OK
 from diloco_jax.telemetry.processes import ProcessTable
-from diloco_jax.telemetry.tape import read_tape
 from diloco_jax.transport import inprocess
 
 JOIN_TIMEOUT_S = 60.0
 SWITCH_S = 0.0005  # between Python threads; the default is ten times that
-
-
-class RunResult(NamedTuple):
-  """What a run in this process leaves behind."""
-
-  summary: dict[str, Any]  # as in summary.json
-  params: Any  # final Θ, NumPy f32
-  history: dict[str, list[dict[str, Any]]]  # metrics rows by participant
-  tape: list[dict[str, Any]]  # the syncer's decisions
 
 
 def device_parts(islands: int) -> list[Any]:
@@ -175,16 +164,6 @@ class ThreadRun:
     )
 
 
-def make_folder(run: RunConfig, workdir: pathlib.Path) -> None:
-  """The files that a run needs before it starts."""
-  for name in ('tape', 'metrics'):
-    (workdir / name).mkdir(parents=True, exist_ok=True)
-  config_json.save(run, workdir)
-  (workdir / role.START_FILE).write_text(
-    json.dumps({'wall_s': time.time()}), encoding='utf-8'
-  )
-
-
 def run_in_threads(
   task: Any,
   run: RunConfig,
@@ -207,14 +186,7 @@ def run_in_threads(
     make_folder(run, folder)
     threads = ThreadRun(run, task, folder, evaluate=evaluate)
     threads.train()
-    summary = summary_lib.summarize(folder, 'ok')
-    summary_lib.write_summary(folder, summary)
-    return RunResult(
-      summary=summary,
-      params=threads.syncer.final_parameters(),
-      history=_history(folder),
-      tape=read_tape(folder / 'tape' / 'syncer.jsonl', events=False),
-    )
+    return collect(folder, threads.syncer.final_parameters())
 
 
 @contextlib.contextmanager
@@ -227,9 +199,3 @@ def short_switches() -> Iterator[None]:
   finally:
     sys.setswitchinterval(interval)
 
-
-def _history(folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
-  return {
-    path.stem: folder_lib.read_rows(path)
-    for path in sorted((folder / 'metrics').glob('*.jsonl'))
-  }

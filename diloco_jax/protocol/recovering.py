@@ -15,6 +15,7 @@ from diloco_jax.protocol import syncer_state as s
 from diloco_jax.protocol.turn import Turn
 
 FETCHES_MAX = 4  # values on their way at once
+RECOVERY_LEASES_MAX = 3  # newcomers are waited for at most so many leases
 
 
 def get(turn: Turn) -> s.Recovering:
@@ -190,7 +191,11 @@ def forget(turn: Turn, index: int) -> None:
 
 
 def _complete(turn: Turn) -> bool:
-  """Everyone has answered, or a lease has passed and somebody has."""
+  """Everyone has answered, or a lease has passed and somebody has.
+
+  Who has just said hello may hold what nobody else does, and is waited for a
+  little longer; not for ever, or one that keeps dying would hold up the run.
+  """
   state = get(turn)
   away = [
     x
@@ -199,8 +204,14 @@ def _complete(turn: Turn) -> bool:
   ]
   if not away:
     return True
-  waited = turn.now - state.since > turn.limits.lease_s
-  return waited and bool(state.answers)
+  waited_s = turn.now - state.since
+  limits = turn.limits
+  coming = [
+    x for x in away if x.peer and turn.now - x.since <= limits.answer_s
+  ]
+  if coming and waited_s <= RECOVERY_LEASES_MAX * limits.lease_s:
+    return False
+  return waited_s > limits.lease_s and bool(state.answers)
 
 
 class _Choice(NamedTuple):

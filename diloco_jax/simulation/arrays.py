@@ -27,6 +27,9 @@ class InnerTrainer(Protocol):
 
   extra: dict[str, Any]  # what belongs to it besides the parameters
 
+  def put(self, params: Any) -> Any:
+    """Host parameters as fresh buffers, where the step wants them."""
+
   def begin(self, start: m.Start) -> None: ...
 
   def step(self, params: Any, step: int) -> tuple[Any, int, float | None]:
@@ -34,6 +37,8 @@ class InnerTrainer(Protocol):
 
 
 class SavedIsland(NamedTuple):
+  """The arrays of a checkpoint."""
+
   params: Any
   extra: Any
   anchors: list[Any]
@@ -45,9 +50,10 @@ class Contents(abc.ABC):
   def __init__(
     self, partition: A.Partition, *, alpha: float, upload: str, download: str,
     tx: Any, rule: str, merges: Sequence[Any] | None, islands: int,
-    start: Callable[[], Any],
+    start: Callable[[], Any], shardings: Any = None,
   ):  # fmt: skip
     self.partition = partition
+    self._shardings = shardings
     self.start = start
     self.encoded: dict[Any, transport.Payload] = {}
     self._alpha, self._upload, self._download = alpha, upload, download
@@ -66,6 +72,7 @@ class Contents(abc.ABC):
       alpha=self._alpha,
       upload=self._upload,
       download=self._download,
+      shardings=self._shardings,
     )
     return ArrayIsland(
       f'island/{index}', self, fragments, self.trainer(self._lives), saved
@@ -97,13 +104,14 @@ class ArrayIsland:
     self.trainer = trainer
     self.params: Any = None
     if saved is not None:
-      self.params = jax.tree.map(np.array, saved.params)
+      self.params = trainer.put(saved.params)
       trainer.extra = saved.extra
       fragments.anchors = list(saved.anchors)
 
   def begin(self, start: m.Start) -> None:
     if self.params is None:
-      self.params = self._fragments.assembled(self._world.start())
+      host = self._fragments.assembled(self._world.start())
+      self.params = self.trainer.put(host)
     self.trainer.begin(start)
 
   def step(self, step: int) -> tuple[int, float | None]:
@@ -261,4 +269,7 @@ class ArraySyncer:
     return digests, self.store.copies()
 
   def export(self) -> str:
-    return '/'.join(self.store.digest(p) for p in range(self._count))
+    flat: dict[str, Any] = {}
+    for theta, _ in self.store.copies():
+      flat.update(theta)
+    return A.tree_digest(flat)

@@ -65,6 +65,9 @@ class ToyTrainer:
     self._life = life
     self.extra: dict[str, Any] = {'moments': np.zeros(3, np.float32)}
 
+  def put(self, params: Any) -> Any:
+    return jax.tree.map(np.array, params)
+
   def begin(self, start: m.Start) -> None:
     pass
 

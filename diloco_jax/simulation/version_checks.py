@@ -177,6 +177,7 @@ class MergedWorkComesBack(WorkChecker):
     self._answers: dict[int, m.Anchors] = {}
     self._asked: dict[tuple[int, int], float] = {}  # (fragment, island)
     self._spoilt: set[tuple[int, int]] = set()
+    self._bests: list[int] = []
 
   def syncer_starts(self, at: Moment) -> None:
     del at
@@ -206,6 +207,12 @@ class MergedWorkComesBack(WorkChecker):
     if not event.ok:
       self._spoilt.update(x for x in self._asked if x[0] == event.fragment)
 
+  def syncer_does_restore(self, at: Moment, action: a.Restore) -> None:
+    """What is answered from here on comes too late."""
+    del action
+    count = self.settings.fragments
+    self._bests = [self._best(at, p) for p in range(count)]
+
   def syncer_does_write_tape(self, at: Moment, line: a.WriteTape) -> None:
     if not line.key.startswith('recovered:'):
       return
@@ -218,7 +225,7 @@ class MergedWorkComesBack(WorkChecker):
         return
       if fields['digests'][p] != self.theta.chain[p][place].digest:
         self.fail(f'fragment {p} goes back to another value than {parent}')
-      best = self._best(at, p)
+      best = self._bests[p]
       if snapshot:
         best = max(best, self.theta.place[p].get(snapshot[p][0], -1))
       for key, cut in self.books.cuts.items():

@@ -7,6 +7,7 @@ from absl.testing import absltest
 import numpy as np
 
 from diloco_jax.launch import assembly
+from diloco_jax.launch import results
 from diloco_jax.launch import threads
 from diloco_jax.telemetry import summary as summary_lib
 from diloco_jax.telemetry import tape as tape_lib
@@ -35,7 +36,7 @@ class RebaseTest(absltest.TestCase):
     self.assertEqual((run.sync.adopt, run.sync.mode), ('rebase', 'free'))
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     shapes = assembly.param_shapes(self.task, run.seed)
-    threads.make_folder(assembly.layout(run, shapes).run, folder)
+    results.make_folder(assembly.layout(run, shapes).run, folder)
     whole = threads.ThreadRun(run, self.task, folder, evaluate=False)
     whole.train()
     self.theta = toy.flat(whole.syncer.final_parameters())

@@ -10,6 +10,7 @@ import numpy as np
 
 from diloco_jax import config as config_lib
 from diloco_jax.launch import threads
+from diloco_jax.launch import virtual
 
 VOCAB, WIDTH, ROWS, LENGTH = 12, 8, 8, 3
 NOISE = 0.1
@@ -90,6 +91,15 @@ class ToyTask:
     return int(batch['mask'].sum()) * LENGTH
 
 
+class Evaluated(ToyTask):
+  """With a held-out set, on a lane that no island has."""
+
+  def batches(self, split, lease):
+    if split == 'test':
+      return iter([self.batch(1000, position) for position in range(4)])
+    return super().batches(split, lease)
+
+
 def configured(preset, *, islands, steps, sync=(), outer=(), seed=0):
   """The resolved configuration of a run of the toy task."""
   config = config_lib.default_config()
@@ -112,6 +122,12 @@ def trained(task, preset, **settings):
   """The result of a run in threads."""
   run = configured(preset, **settings)
   return threads.run_in_threads(task, run, evaluate=False)
+
+
+def trained_in_virtual_time(task, preset, **settings):
+  """As `trained`, with simulated time."""
+  run = configured(preset, **settings)
+  return virtual.run_in_virtual_time(task, run, evaluate=False)
 
 
 def flat(tree, prefix=''):

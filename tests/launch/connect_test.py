@@ -13,7 +13,7 @@ from diloco_jax import config as config_lib
 from diloco_jax.errors import UserError
 from diloco_jax.launch import assembly
 from diloco_jax.launch import role
-from diloco_jax.launch import threads
+from diloco_jax.launch import results
 from diloco_jax.launch.syncing import Syncer
 from diloco_jax.runtime.clock import RealClock
 from diloco_jax.transport import grpc
@@ -34,7 +34,7 @@ class ConnectTest(absltest.TestCase):
     run = config_lib.resolve(config)
     task = assembly.make_task(run)
     planned = assembly.layout(run, assembly.param_shapes(task, run.seed))
-    threads.make_folder(planned.run, folder)
+    results.make_folder(planned.run, folder)
     endpoint = grpc.serve('127.0.0.1:0', TOKEN)
     syncer = Syncer(
       planned,

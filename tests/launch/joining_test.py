@@ -12,7 +12,7 @@ from diloco_jax.launch import assembly
 from diloco_jax.launch import connecting
 from diloco_jax.launch import joining
 from diloco_jax.launch import role
-from diloco_jax.launch import threads
+from diloco_jax.launch import results
 from diloco_jax.launch.syncing import Syncer
 from diloco_jax.protocol import messages as m
 from diloco_jax.runtime.clock import RealClock
@@ -39,7 +39,7 @@ class JoiningTest(absltest.TestCase):
     planned = assembly.layout(run, assembly.param_shapes(task, run.seed))
     cls.run_config = planned.run
     cls.task = task
-    threads.make_folder(planned.run, cls.folder)
+    results.make_folder(planned.run, cls.folder)
     endpoint = grpc.serve('127.0.0.1:0', TOKEN)
     cls.address = endpoint.address
     cls.syncer = Syncer(
