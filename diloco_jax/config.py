@@ -142,6 +142,7 @@ def _metrics() -> Section:
     'eval_every_s': 10.0,  # seconds between evaluations; 0: only at the end
     'eval_tokens': 65_536,  # held-out tokens of an evaluation during training
     'tensorboard': True,  # write event files
+    'tape_payloads': False,  # keep every merge's arrays: small runs only
   }
 
 

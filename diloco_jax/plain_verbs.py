@@ -143,7 +143,17 @@ def replay(words: Sequence[str]) -> int:
     raise UserError(
       [Problem('--config.*', 'a setting', 'none', 'replay takes --workdir')]
     )
-  return replaying.main(pathlib.Path(flags['workdir']))
+  workdir = pathlib.Path(flags['workdir'])
+  return replaying.main(workdir, _reproduce(workdir))
+
+
+def _reproduce(workdir: pathlib.Path) -> Callable[[], int] | None:
+  """Where a run has kept its arrays: does its merges again."""
+  if not (workdir / 'tape' / 'payloads').is_dir():
+    return None
+  from diloco_jax.launch import reproducing
+
+  return lambda: reproducing.reproduce(workdir)
 
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {

@@ -82,6 +82,7 @@ class MetricsOptions:
   eval_every_s: float
   eval_tokens: int
   tensorboard: bool
+  tape_payloads: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from diloco_jax.protocol import syncer_state as s
 from diloco_jax.runtime.clock import Clock
 from diloco_jax.runtime.loop import Loop
 from diloco_jax.storage import parameters
+from diloco_jax.storage import payloads
 from diloco_jax.syncer.driver import SyncerDriver
 from diloco_jax.syncer.store import Store
 from diloco_jax.telemetry import machine_lines
@@ -59,6 +60,9 @@ class Syncer:
       clock=clock,
       export=self._export,
       on_failure=self._on_failure,
+      keep=payloads.keeper(workdir)
+      if planned.run.metrics.tape_payloads
+      else None,
     )
     self._loop: Loop[s.SyncerState] = Loop(
       state=machine.initial(

@@ -13,7 +13,6 @@ import secrets
 import sys
 import tempfile
 import threading
-import time
 from typing import Any
 
 import jax
@@ -198,4 +197,3 @@ def short_switches() -> Iterator[None]:
     yield
   finally:
     sys.setswitchinterval(interval)
-

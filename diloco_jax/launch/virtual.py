@@ -33,7 +33,6 @@ from diloco_jax.telemetry import machine_lines
 from diloco_jax.telemetry import tape as tape_lib
 from diloco_jax.telemetry.metrics import IslandMetrics
 from diloco_jax.telemetry.metrics import MetricsWriter
-from diloco_jax.telemetry.processes import EXIT_OK
 from diloco_jax.telemetry.processes import ProcessTable
 
 STEP_S = 1.0  # of virtual time, where the configuration gives no floor

@@ -206,9 +206,7 @@ def _complete(turn: Turn) -> bool:
     return True
   waited_s = turn.now - state.since
   limits = turn.limits
-  coming = [
-    x for x in away if x.peer and turn.now - x.since <= limits.answer_s
-  ]
+  coming = [x for x in away if x.peer and turn.now - x.since <= limits.answer_s]
   if coming and waited_s <= RECOVERY_LEASES_MAX * limits.lease_s:
     return False
   return waited_s > limits.lease_s and bool(state.answers)

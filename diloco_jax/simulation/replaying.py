@@ -1,12 +1,12 @@
 """What `python -m diloco_jax replay` does."""
 
+from collections.abc import Callable
 import pathlib
 import time
 
 from diloco_jax.errors import Problem
 from diloco_jax.errors import UserError
 from diloco_jax.simulation import replay
-from diloco_jax.telemetry import lines
 from diloco_jax.telemetry import processes
 
 DIFFERENT = 1
@@ -25,8 +25,14 @@ def killed(workdir: pathlib.Path) -> set[str]:
   return names
 
 
-def main(workdir: pathlib.Path) -> int:
+def main(
+  workdir: pathlib.Path, reproduce: Callable[[], int] | None = None
+) -> int:
   """Prints a line for each tape; returns the exit code.
+
+  Args:
+    workdir: of the run.
+    reproduce: does the run's merges again, and returns their number.
 
   Raises:
     UserError: there is nothing to replay.
@@ -43,7 +49,8 @@ def main(workdir: pathlib.Path) -> int:
   began = time.monotonic()
   try:
     told = replay.replay(workdir, killed(workdir))
-  except (replay.DifferenceError, lines.MalformedLineError, OSError) as e:
+    merges = reproduce() if reproduce is not None else None
+  except (replay.DifferenceError, ValueError, OSError) as e:
     print(f'DIFFERENT {e}')  # noqa: T201
     return DIFFERENT
   for one in told:
@@ -58,4 +65,6 @@ def main(workdir: pathlib.Path) -> int:
     f'{got} contributions are those sent, {heard} broadcasts those merged, '
     f'{time.monotonic() - began:.1f} s'
   )
+  if merges is not None:
+    print(f'{merges} merges done again, the same bits each')  # noqa: T201
   return 0

@@ -4,6 +4,7 @@ from typing import Any
 
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol import syncer_state as s
 from diloco_jax.protocol.settings import OVERWRITE
 from diloco_jax.protocol.settings import Settings
 from diloco_jax.simulation import spans as sp
@@ -11,6 +12,8 @@ from diloco_jax.simulation.books import Books
 from diloco_jax.simulation.checking import Moment
 from diloco_jax.simulation.round_book import RoundBook
 from diloco_jax.simulation.work_checks import WorkChecker
+
+SLACK_S = 1e-5  # notes are rounded
 
 
 class VersionsGrowByOne(WorkChecker):
@@ -178,17 +181,21 @@ class MergedWorkComesBack(WorkChecker):
     self._asked: dict[tuple[int, int], float] = {}  # (fragment, island)
     self._spoilt: set[tuple[int, int]] = set()
     self._bests: list[int] = []
+    self._said: set[int] = set()  # islands that have answered at all
+    self._began = 0.0
 
   def syncer_starts(self, at: Moment) -> None:
-    del at
+    self._said, self._began = set(), at.now
     self._answers, self._asked, self._spoilt = {}, {}, set()
 
   def syncer_gets_anchors(self, at: Moment, message: m.Anchors) -> None:
     known = at.old.islands.get(message.island)
     if message.syncer_incarnation != at.new.incarnation or known is None:
       return
-    if message.incarnation == known.incarnation and message.versions:
-      self._answers[message.island] = message
+    if message.incarnation == known.incarnation:
+      self._said.add(message.island)
+      if message.versions:
+        self._answers[message.island] = message
 
   def syncer_sees_peer_lost(self, at: Moment, event: a.PeerLost) -> None:
     for island in at.old.islands.values():
@@ -198,6 +205,11 @@ class MergedWorkComesBack(WorkChecker):
   def syncer_notes_ended(self, at: Moment, note: dict[str, Any]) -> None:
     del at
     self._answers.pop(note['island'], None)
+    self._said.discard(note['island'])
+
+  def syncer_notes_stood_still(self, at: Moment, note: dict[str, Any]) -> None:
+    del note
+    self._began += at.now - at.old.now
 
   def syncer_sends_ask_anchor(self, at: Moment, message: m.AskAnchor) -> None:
     self._asked.setdefault((message.fragment, message.island), at.now)
@@ -210,6 +222,13 @@ class MergedWorkComesBack(WorkChecker):
   def syncer_does_restore(self, at: Moment, action: a.Restore) -> None:
     """What is answered from here on comes too late."""
     del action
+    away = [
+      x.id
+      for x in at.old.islands.values()
+      if x.id >= 0 and x.status != s.LEFT and x.id not in self._said
+    ]
+    if away and at.now - self._began < self.settings.limits.lease_s - SLACK_S:
+      self.fail(f'islands {away} may hold newer values and were not waited for')
     count = self.settings.fragments
     self._bests = [self._best(at, p) for p in range(count)]
 

@@ -43,7 +43,20 @@ class SyncerDriver:
     clock: Clock,
     export: Callable[[Store, int], str],
     on_failure: Callable[[BaseException], None],
+    keep: Callable[[str, list[Any]], None] | None = None,
   ):
+    """Starts the worker.
+
+    Args:
+      store: of Θ; from here on the worker's.
+      endpoint: to islands and evaluators.
+      journal: the tape.
+      clock: of the run.
+      export: writes the final parameters, returns their digest.
+      on_failure: told what ended the worker.
+      keep: told the arrays of Θ(0) and of every merge, under a name.
+    """
+    self._keep = keep
     self._store = store
     self._endpoint = endpoint
     self._journal = journal
@@ -117,6 +130,8 @@ class SyncerDriver:
     self._worker.submit(work)
 
   def _post_seeded(self) -> None:
+    if self._keep is not None:
+      self._keep('start', [x for x, _ in self._store.copies()])
     digests, handles = [], []
     for p in range(len(self._store.partition.sizes)):
       payload, digest = self._encoded(p, self._store.digest(p))
@@ -177,6 +192,9 @@ class SyncerDriver:
     )
 
   def _merge(self, action: a.Merge, deltas: list[Any]) -> None:
+    if self._keep is not None:
+      self._keep(f'merge_{action.round.incarnation}_{action.round.number}',
+                 deltas)  # fmt: skip
     began = time.monotonic()
     weights = [x.weight for x in action.inputs]
     self._store.merge(action.fragment, deltas, weights)

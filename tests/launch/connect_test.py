@@ -12,8 +12,8 @@ import diloco_jax
 from diloco_jax import config as config_lib
 from diloco_jax.errors import UserError
 from diloco_jax.launch import assembly
-from diloco_jax.launch import role
 from diloco_jax.launch import results
+from diloco_jax.launch import role
 from diloco_jax.launch.syncing import Syncer
 from diloco_jax.runtime.clock import RealClock
 from diloco_jax.transport import grpc

@@ -11,8 +11,8 @@ from diloco_jax.errors import UserError
 from diloco_jax.launch import assembly
 from diloco_jax.launch import connecting
 from diloco_jax.launch import joining
-from diloco_jax.launch import role
 from diloco_jax.launch import results
+from diloco_jax.launch import role
 from diloco_jax.launch.syncing import Syncer
 from diloco_jax.protocol import messages as m
 from diloco_jax.runtime.clock import RealClock

@@ -9,11 +9,16 @@ import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import numpy as np
 
+from diloco_jax import config as config_lib
 from diloco_jax import errors
+from diloco_jax import plain_verbs
+from diloco_jax.launch import assembly
 from diloco_jax.launch import threads
 from diloco_jax.simulation import replay
 from diloco_jax.simulation import replaying
+from diloco_jax.storage import payloads
 from tests.equivalence import toy
 
 
@@ -106,6 +111,31 @@ class ReplayTest(parameterized.TestCase):
       replay.replay(self.folder, set())
     told = replay.replay(self.folder, {'island_1'})
     self.assertEqual([x.ended for x in told], [True, True, False])
+
+  def test_kept_arrays_make_theta_again(self):
+    config = config_lib.default_config()
+    config.islands, config.steps = 2, 12
+    config.model.width, config.model.depth, config.model.heads = 16, 1, 2
+    config.data.sequence, config.data.batch = 16, 2
+    config.sync.fragments, config.sync.period = 2, 4
+    config.metrics.tensorboard = False
+    config.metrics.tape_payloads = True
+    run = config_lib.resolve(config)
+    folder = pathlib.Path(self.create_tempdir().full_path) / 'kept'
+    threads.run_in_threads(assembly.make_task(run), run, folder, evaluate=False)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      self.assertEqual(plain_verbs.replay([f'--workdir={folder}']), 0)
+    self.assertRegex(out.getvalue(), r'[1-9]\d* merges done again')
+    kept = next((folder / payloads.FOLDER).glob('merge_1_1*.npz'))
+    arrays = dict(np.load(kept))
+    name = next(iter(arrays))
+    arrays[name] = arrays[name] * np.float32(1.001)
+    np.savez(kept, **arrays)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      self.assertEqual(plain_verbs.replay([f'--workdir={folder}']), 1)
+    self.assertIn('syncer.jsonl:', out.getvalue())
 
   def test_a_folder_without_tapes_is_a_mistake(self):
     with self.assertRaises(errors.UserError):
