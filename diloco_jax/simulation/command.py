@@ -71,7 +71,7 @@ def _too_few(seed: int, outcome: swarm.Outcome) -> Iterator[str]:
     yield f'seed {seed} has {outcome.events} events'
   if outcome.merges < swarm.MERGES_MIN:
     yield f'seed {seed} merges a fragment {outcome.merges} times'
-  if swarm.draw(seed).faults and outcome.faults < swarm.FAULTS_MIN:
+  if outcome.faults and outcome.faults < swarm.FAULTS_MIN:
     yield f'seed {seed} has {outcome.faults} faults'
 
 
@@ -160,8 +160,8 @@ def simulate(
   running.close()  # type: ignore[attr-defined]
   print(table(total.tally))  # noqa: T201
   if total.failures:
-    first = min(total.failures)
-    for failure in sorted(total.failures)[1:]:
+    first = min(total.failures, key=lambda x: x.seed)
+    for failure in sorted(total.failures, key=lambda x: x.seed)[1:]:
       print(_one_line(failure, mode))  # noqa: T201
     print(explain(first, mode))  # noqa: T201
     return first.code
@@ -186,8 +186,8 @@ def explain(failure: swarm.Failure, mode: str) -> str:
   """The last events of a failing seed, smaller if it can be."""
   text = [_one_line(failure, mode)]
   if mode == TIMING:
-    scenario = swarm.draw(failure.seed)
-    small = shrink(scenario, lambda x: _fails_alike(x, failure))
+    assert failure.scenario is not None
+    small = shrink(failure.scenario, lambda x: _fails_alike(x, failure))
     trace = Trace()
     again = swarm.run(small, observers=(trace,)).failure
     text = [

@@ -27,8 +27,9 @@ FAULT_FREE = 0.03  # share of the seeds
 EVENTS_MIN = 3000  # of a run, so that there is something to check
 MERGES_MIN = 5  # of every fragment
 FAULTS_MIN = 5  # unless it is drawn without any
+LENGTHS = (1, 2, 4, 8)  # tried until enough happens
 PERIODS = 8  # of the run, at least
-ISLAND_STEPS = 500  # of all islands together, about
+STEPS_MAX = 400  # of all islands in PERIODS periods, where they can be short
 
 # Limits that a simulated run reaches in its time.
 LIMITS = Limits(
@@ -39,10 +40,15 @@ LIMITS = Limits(
 )  # fmt: skip
 
 
-def draw(seed: int) -> Scenario:
-  """The scenario of a seed: everything, from islands to fault rates."""
+def draw(seed: int, length: int = 1) -> Scenario:
+  """The scenario of a seed: everything, from islands to fault rates.
+
+  Args:
+    seed: the only source of chance.
+    length: so many times the steps and the faults.
+  """
   rng = random.Random(f'swarm/{seed}')
-  settings = _settings(rng)
+  settings = _settings(rng, length)
   compute = ComputeSettings(
     step_cv=rng.choice([0.0, 0.1, 0.3]),
     speeds=tuple(
@@ -68,7 +74,7 @@ def draw(seed: int) -> Scenario:
   has_task = rng.random() > 0.1
   faults: tuple[plan.Fault, ...] = ()
   if rng.random() >= FAULT_FREE:
-    faults = _faults(rng, settings, compute, network, has_task)
+    faults = _faults(rng, settings, compute, network, has_task, length)
   return Scenario(
     seed=seed, settings=settings, compute=compute, network=network, disk=disk,
     faults=faults, jitter=rng.random() < 0.5,
@@ -76,14 +82,16 @@ def draw(seed: int) -> Scenario:
   )  # fmt: skip
 
 
-def _settings(rng: random.Random) -> Settings:
-  fragments = rng.choice([1, 2, 3, 4, 6, 8])
+def _settings(rng: random.Random, length: int) -> Settings:
   islands = rng.choice([1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12, 16])
-  # Large runs have short periods, so that no seed takes very long.
+  # Large runs have few fragments and short periods: no seed takes very long.
+  fragments = rng.choice(
+    [x for x in (1, 2, 3, 4, 6, 8) if x <= 2 or x * islands <= 32]
+  )
   strides = [
     x
     for x in (1, 1, 2, 3, 5)
-    if x == 1 or PERIODS * x * fragments * islands <= ISLAND_STEPS
+    if x == 1 or PERIODS * x * fragments * islands <= STEPS_MAX
   ]
   period = fragments * rng.choice(strides)
   mode = rng.choice(
@@ -92,11 +100,14 @@ def _settings(rng: random.Random) -> Settings:
   overlap = rng.randrange(0, min(4, period))
   if mode == settings_lib.FREE:
     overlap = rng.choice([0, 1, 2, 3, period])
-  steps = max(ISLAND_STEPS // islands, PERIODS * period) + rng.randrange(20)
+  # Of a step of an island: the step itself, its reports, and the exchange.
+  events = 3.0 + 8.0 * fragments / period
+  steps = max(int(EVENTS_MIN / (events * islands)), PERIODS * period)
+  steps = length * (steps + rng.randrange(20))
   limits = dataclasses.replace(
     LIMITS,
-    report_every_s=rng.choice([1.0, 2.0]),
-    tick_s=rng.choice([0.5, 1.0]),
+    report_every_s=rng.choice([2.0, 4.0]),
+    tick_s=rng.choice([0.5, 1.0, 1.5]),
     snapshot_every_s=rng.choice([0.0, 5.0, 15.0, 40.0]),
     checkpoint_every_s=rng.choice([0.0, 4.0, 10.0, 30.0]),
     donors_max=rng.choice([0, 1, 3]),
@@ -126,6 +137,7 @@ def _faults(
   compute: ComputeSettings,
   network: NetworkSettings,
   has_task: bool,
+  length: int,
 ) -> tuple[plan.Fault, ...]:
   kinds = list(plan.KINDS)
   if network.streams:
@@ -145,7 +157,7 @@ def _faults(
     rng,
     islands=settings.islands,
     until_s=0.6 * steps_s,
-    count=rng.randrange(8, 20),
+    count=length * rng.randrange(8, 20),
     kinds=kinds,
   )
 
@@ -174,6 +186,7 @@ class Failure(NamedTuple):
   checker: str
   sentence: str
   trace: str = ''  # of the program, where it crashed
+  scenario: Scenario | None = None
 
 
 class Outcome(NamedTuple):
@@ -183,6 +196,11 @@ class Outcome(NamedTuple):
   merges: int  # of the fragment with the fewest
   faults: int
   failure: Failure | None
+
+  @property
+  def is_enough(self) -> bool:
+    """Whether so much happened that the run checks something."""
+    return self.events >= EVENTS_MIN and self.merges >= MERGES_MIN
 
 
 def run(
@@ -218,6 +236,8 @@ def run(
     failure = Failure(
       scenario.seed, checking.CRASH, type(e).__name__, str(e), where
     )
+  if failure is not None:
+    failure = failure._replace(scenario=scenario)
   if world is None:
     return Outcome(0, 0, 0, failure)
   merges = [0] * scenario.settings.fragments
@@ -228,5 +248,15 @@ def run(
 
 
 def run_seed(seed: int, tally: Tally | None = None) -> Outcome:
-  """The scenario of a seed, in timing mode."""
-  return run(draw(seed), tally)
+  """The scenario of a seed, in timing mode.
+
+  Where its faults have left too little to happen, a longer one of the same
+  seed is run as well.
+  """
+  for length in LENGTHS:
+    scenario = draw(seed, length)
+    outcome = run(scenario, tally)
+    few = scenario.faults and outcome.faults < FAULTS_MIN
+    if outcome.failure is not None or (outcome.is_enough and not few):
+      break
+  return outcome
