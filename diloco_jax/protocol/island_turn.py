@@ -6,6 +6,7 @@ from typing import Any
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import island_state as i
 from diloco_jax.protocol import messages as m
+from diloco_jax.protocol.replacing import replaced
 
 
 class Turn:
@@ -23,7 +24,7 @@ class Turn:
   def get(self) -> i.IslandState:
     """The scalar fields as changed so far; the fragments live on the Turn."""
     if self._fields:
-      self._state = self._state._replace(**self._fields)
+      self._state = replaced(self._state, self._fields)
       self._fields = {}
     return self._state
 

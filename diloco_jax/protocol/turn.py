@@ -12,6 +12,7 @@ from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import schedule
 from diloco_jax.protocol import syncer_state as s
+from diloco_jax.protocol.replacing import replaced
 from diloco_jax.protocol.settings import EACH
 
 
@@ -33,7 +34,7 @@ class Turn:
   def get(self) -> s.SyncerState:
     """The scalar fields as changed so far; containers live on the Turn."""
     if self._fields:
-      self._state = self._state._replace(**self._fields)
+      self._state = replaced(self._state, self._fields)
       self._fields = {}
     return self._state
 
@@ -69,18 +70,18 @@ class Turn:
       self.actions.append(a.Release(handle=handle))
 
   def island(self, island: int, **fields: Any) -> s.Island:
-    changed = self.islands[island]._replace(**fields)
+    changed = replaced(self.islands[island], fields)
     self.islands[island] = changed
     return changed
 
   def round(self, round_id: m.RoundId, **fields: Any) -> s.Round:
-    changed = self.rounds[round_id]._replace(**fields)
+    changed = replaced(self.rounds[round_id], fields)
     self.rounds[round_id] = changed
     return changed
 
   def member(self, rnd: s.Round, island: int, **fields: Any) -> s.Round:
     members = tuple(
-      x._replace(**fields) if x.island == island else x for x in rnd.members
+      replaced(x, fields) if x.island == island else x for x in rnd.members
     )
     return self.round(rnd.id, members=members)
 

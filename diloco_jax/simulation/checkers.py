@@ -12,6 +12,8 @@ from diloco_jax.simulation import work_checks
 from diloco_jax.simulation.books import Books
 from diloco_jax.simulation.checking import Checker
 from diloco_jax.simulation.checking import Watch
+from diloco_jax.simulation.coverage import Coverage
+from diloco_jax.simulation.coverage import Tally
 from diloco_jax.simulation.round_book import RoundBook
 from diloco_jax.simulation.work_checks import WorkChecker
 
@@ -27,12 +29,15 @@ CHECKERS: tuple[type[WorkChecker], ...] = (
 class Checkers(Watch):
   """The observer. Raises CheckFailure at the first thing that is wrong."""
 
-  def __init__(self, settings: Settings, *more: Checker):
+  def __init__(
+    self, settings: Settings, *more: Checker, tally: Tally | None = None
+  ):
     self.books = Books(settings)
     self.rounds = RoundBook(settings)
     made = {
       cls: cls(settings, self.books, self.rounds) for cls in EARLY + CHECKERS
     }
+    self.coverage = Coverage(self.rounds, tally)
     super().__init__(
       [
         *(made[x] for x in EARLY),
@@ -40,6 +45,7 @@ class Checkers(Watch):
         self.rounds,
         *(made[x] for x in CHECKERS),
         *more,
+        self.coverage,
       ]
     )
 

@@ -6,9 +6,7 @@ from typing import Any
 
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import syncer_state as s
-from diloco_jax.protocol.settings import Settings
 from diloco_jax.simulation.checking import Moment
-from diloco_jax.simulation.checking import Watch
 from diloco_jax.simulation.round_book import RoundBook
 
 ROUND_OPEN, QUORUM_REACHED, MERGING, SAVING, ADOPTING = PHASES = (
@@ -58,16 +56,27 @@ class Tally:
     }
 
 
-class _Phases:
-  """What is going on at the moment."""
+class Coverage:
+  """The listener that counts; it stands behind the book of rounds.
 
-  def __init__(self, rounds: RoundBook, tally: Tally):
+  The world tells it of each fault as it strikes. A fault that changes the
+  world (a crash) is told before it takes effect.
+  """
+
+  def __init__(self, rounds: RoundBook, tally: Tally | None = None):
+    self.tally = tally if tally is not None else Tally()
     self._rounds = rounds
-    self._tally = tally
     self._saving: set[tuple[str, int]] = set()
     self._adopting: set[tuple[str, int, int]] = set()
 
-  def now(self) -> set[str]:
+  def on_fault(self, world: Any, kind: str) -> None:
+    del world
+    self.tally.kinds[kind] += 1
+    for phase in self.phases():
+      self.tally.faults[kind, phase] += 1
+
+  def phases(self) -> set[str]:
+    """What is going on at the moment."""
     phases = set()
     for rnd in self._rounds.rounds.values():
       if rnd.closed:
@@ -84,8 +93,6 @@ class _Phases:
     del world
     self._saving = {x for x in self._saving if x[0] != who}
     self._adopting = {x for x in self._adopting if x[0] != who}
-    if who == 'syncer':
-      self._rounds.rounds.clear()
 
   def syncer_does_save_snapshot(self, at: Moment, action: Any) -> None:
     del action
@@ -109,30 +116,11 @@ class _Phases:
 
   def syncer_notes_round_closed(self, at: Moment, note: dict[str, Any]) -> None:
     del at
-    self._tally.closes[note['reason']] += 1
+    self.tally.closes[note['reason']] += 1
 
   def syncer_ends(self, at: Moment) -> None:
     new, old = at.new.refusals, at.old.refusals
     if new is not old:
       for reason, count in new.items():
         if count > old.get(reason, 0):
-          self._tally.refusals[reason] += count - old.get(reason, 0)
-
-
-class Coverage(Watch):
-  """The observer. The world tells it of each fault as it strikes.
-
-  A fault that changes the world (a crash) is told before it takes effect.
-  """
-
-  def __init__(self, settings: Settings, tally: Tally | None = None):
-    self.tally = tally if tally is not None else Tally()
-    rounds = RoundBook(settings)
-    self._phases = _Phases(rounds, self.tally)
-    super().__init__([rounds, self._phases])
-
-  def on_fault(self, world: Any, kind: str) -> None:
-    del world
-    self.tally.kinds[kind] += 1
-    for phase in self._phases.now():
-      self.tally.faults[kind, phase] += 1
+          self.tally.refusals[reason] += count - old.get(reason, 0)

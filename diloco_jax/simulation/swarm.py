@@ -15,7 +15,6 @@ from diloco_jax.simulation import checking
 from diloco_jax.simulation.books import Books
 from diloco_jax.simulation.checkers import Checkers
 from diloco_jax.simulation.compute import ComputeSettings
-from diloco_jax.simulation.coverage import Coverage
 from diloco_jax.simulation.coverage import Tally
 from diloco_jax.simulation.liveness import EveryFragmentAdvances
 from diloco_jax.simulation.network import NetworkSettings
@@ -214,15 +213,16 @@ def run(
   """One scenario with all checkers; what is wrong is returned, not raised."""
   alive = EveryFragmentAdvances(scenario.settings, scenario.bound_s)
   alive.heal(scenario.healed_s)
-  coverage = Coverage(scenario.settings, tally)
-  checkers = Checkers(scenario.settings, alive)
-  watches = (*observers, checkers, coverage)
+  checkers = Checkers(scenario.settings, alive, tally=tally)
+  watches = (*observers, checkers)
   if watch is not None:
     watches = (*watches, watch(checkers.books))
   world = None
   failure = None
   try:
-    world = World(scenario, watches, contents, on_fault=coverage.on_fault)
+    world = World(
+      scenario, watches, contents, on_fault=checkers.coverage.on_fault
+    )
     world.run_to_end()
     if not world.finished:
       alive.check(world, world.syncer.state)

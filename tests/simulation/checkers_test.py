@@ -12,6 +12,7 @@ from diloco_jax.simulation import spans
 from diloco_jax.simulation.books import Given
 from diloco_jax.simulation.books import Made
 from diloco_jax.simulation.books import Theta
+from diloco_jax.simulation.round_book import RoundBook
 from tests.protocol import chaos_plan
 from tests.simulation import watched_chaos
 
@@ -87,10 +88,15 @@ class CheckersTest(parameterized.TestCase):
 
 class CoverageTest(absltest.TestCase):
   def test_faults_are_told_by_what_goes_on(self):
-    class Watched(coverage.Coverage):
+    class Watched(checking.Watch):
+      def __init__(self, settings, tally):
+        rounds = RoundBook(settings)
+        self._coverage = coverage.Coverage(rounds, tally)
+        super().__init__([rounds, self._coverage])
+
       def on_react(self, *args):
         super().on_react(*args)
-        self.on_fault(None, 'nothing')
+        self._coverage.on_fault(None, 'nothing')
 
     tally = coverage.Tally()
     for seed in (3, 8, 10):
