@@ -19,11 +19,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 import planted  # noqa: E402
+import tables  # noqa: E402
 
 from diloco_jax.simulation import checking  # noqa: E402
 from diloco_jax.simulation import swarm  # noqa: E402
-
-BEGIN, END = '<!-- table of planted bugs -->', '<!-- end of table -->'
 
 
 def failure(seed: int) -> swarm.Failure | None:
@@ -58,26 +57,6 @@ def _told_by(found: swarm.Failure) -> str:
   return f'crash ({found.checker})' if crash else found.checker
 
 
-def _words(name: str) -> str:
-  return name.replace('_', ' ')
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-  lines = ['| planted bug | seeds needed | found by |', '|---|---|---|']
-  for row in rows:
-    seeds = row['seeds'] if row['seeds'] is not None else 'not found'
-    lines.append(f'| {_words(row["bug"])} | {seeds} | {row["checker"]} |')
-  return '\n'.join(lines)
-
-
-def write_table(rows: list[dict[str, Any]]) -> None:
-  readme = HERE / 'README.md'
-  text = readme.read_text()
-  before, _, rest = text.partition(BEGIN)
-  _, _, after = rest.partition(END)
-  readme.write_text(f'{before}{BEGIN}\n{table(rows)}\n{END}{after}')
-
-
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--seeds', type=int, default=500, help='at most')
@@ -89,12 +68,11 @@ def main() -> int:
   with concurrent.futures.ProcessPoolExecutor(args.jobs) as pool:
     for row in pool.map(hunt, names, [range(args.seeds)] * len(names)):
       rows.append(row)
-      name = _words(row['bug'])
-      print(f'{name:45} {row["seeds"]} {row["checker"]}', flush=True)
+      print(f'{row["bug"]:45} {row["seeds"]} {row["checker"]}', flush=True)
   if not args.only:
     raw = HERE / 'mutations.jsonl'
     raw.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    write_table(rows)
+    tables.write(HERE / 'README.md', 'planted bugs', tables.of_planted(rows))
   return int(any(row['seeds'] is None for row in rows))
 
 

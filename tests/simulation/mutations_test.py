@@ -29,6 +29,7 @@ def _module(name):
 
 
 planted = _module('planted')
+tables = _module('tables')
 mutations = _module('mutations')
 
 # Caught within few seeds, by different checkers.
@@ -117,7 +118,7 @@ class TableTest(absltest.TestCase):
       {'bug': 'one_thing', 'seeds': 3, 'checker': 'Bounds'},
       {'bug': 'another', 'seeds': None, 'checker': None},
     ]
-    table = mutations.table(rows)
+    table = tables.of_planted(rows)
     self.assertIn('| one thing | 3 | Bounds |', table)
     self.assertIn('| another | not found | None |', table)
 
