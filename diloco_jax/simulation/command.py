@@ -184,23 +184,26 @@ def _one_line(failure: swarm.Failure, mode: str) -> str:
 
 def explain(failure: swarm.Failure, mode: str) -> str:
   """The last events of a failing seed, smaller if it can be."""
-  text = [_one_line(failure, mode)]
-  if mode == TIMING:
+  trace = Trace()
+  if mode == NUMERIC:
+    from diloco_jax.simulation import numeric
+
+    numeric.run_seed(failure.seed, observers=(trace,))
+    told = ['The last events:', trace.text, failure.trace]
+  else:
     assert failure.scenario is not None
     small = shrink(failure.scenario, lambda x: _fails_alike(x, failure))
-    trace = Trace()
     again = swarm.run(small, observers=(trace,)).failure
-    text = [
+    assert again is not None
+    told = [
       'The last events of the smallest run that fails alike:',
       trace.text,
-      again.trace if again is not None else '',
+      again.trace,
+      f'{again.checker}: {again.sentence}',
       f'It is {scenario_json.to_json(small)}',
       'and runs again with simulate --scenario=FILE, that line in the file.',
-      *text,
     ]
-  elif failure.trace:
-    text = [failure.trace, *text]
-  return '\n'.join(text)
+  return '\n'.join([*told, _one_line(failure, mode)])
 
 
 def _fails_alike(scenario: Scenario, failure: swarm.Failure) -> bool:

@@ -218,7 +218,12 @@ def _plain(path: str) -> str:
   return ''.join(x for x in path if x.isalpha())
 
 
-def run_seed(seed: int, tally: Tally | None = None) -> swarm.Outcome:
+def run_seed(
+  seed: int,
+  tally: Tally | None = None,
+  *,
+  observers: tuple[Any, ...] = (),
+) -> swarm.Outcome:
   """The scenario of a seed, with arrays."""
   scenario = draw(seed)
   contents = ToyContents(scenario)
@@ -226,5 +231,6 @@ def run_seed(seed: int, tally: Tally | None = None) -> swarm.Outcome:
     scenario,
     tally,
     contents=contents,
+    observers=observers,
     watch=lambda books: ValuesAreTrue(contents, books, scenario.settings.adopt),
   )

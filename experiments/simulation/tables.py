@@ -51,10 +51,13 @@ def of_swarm(rows: list[dict[str, Any]]) -> str:
   free = sum(row['fault_free'] for row in rows)
   few = sum(len(row['too_few']) for row in rows)
   failures = sum(len(row['failures']) for row in rows)
-  lines = [
+  head = (
     f'{seeds:,} seeds, {sum(row["events"] for row in rows):,} events, '
     f'{sum(kinds.values()):,} faults; {free} seeds without any; {failures} '
-    f'failures; {few} seeds with fewer events, merges or faults than wanted.',
+    f'failures; {few} seeds with fewer events, merges or faults than wanted.'
+  )
+  lines = [
+    head,
     '',
     '| fault | in all | ' + ' | '.join(PHASES) + ' |',
     '|---|---|' + '---|' * len(PHASES),
