@@ -222,10 +222,11 @@ class MergedWorkComesBack(WorkChecker):
   def syncer_does_restore(self, at: Moment, action: a.Restore) -> None:
     """What is answered from here on comes too late."""
     del action
+    known = at.old.recovering.memory.members
     away = [
       x.id
-      for x in at.old.islands.values()
-      if x.id >= 0 and x.status != s.LEFT and x.id not in self._said
+      for x in at.new.islands.values()
+      if x.id in known and x.status != s.LEFT and x.id not in self._said
     ]
     if away and at.now - self._began < self.settings.limits.lease_s - SLACK_S:
       self.fail(f'islands {away} may hold newer values and were not waited for')
