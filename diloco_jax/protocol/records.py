@@ -115,7 +115,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
 def _one_of(classes: Mapping[str, type], plain: Any, where: str) -> Any:
   """The dataclass that a value claims to be, one of these."""
   if not isinstance(plain, dict) or not isinstance(plain.get('_'), str):
-    raise MalformedError(f'expected {where}')
+    raise MalformedError(f'expected a {where}')
   cls = classes.get(plain['_'])
   if cls is None:
     raise MalformedError(f'unknown {where} {plain["_"][:40]!r}')
@@ -157,7 +157,7 @@ def _checked_scalar(hint: Any, value: Any, where: str) -> Any:
 
 def message_from_plain(plain: Any) -> messages.Message:
   """The message that `to_plain` was given. Raises MalformedError."""
-  message: messages.Message = _one_of(messages.MESSAGES, plain, 'a message')
+  message: messages.Message = _one_of(messages.MESSAGES, plain, 'message')
   return message
 
 
@@ -166,11 +166,11 @@ _EVENTS = {x.__name__: x for x in typing.get_args(actions.Event)}
 
 def event_from_plain(plain: Any) -> actions.Event:
   """The event that `to_plain` was given. Raises MalformedError."""
-  event: actions.Event = _one_of(_EVENTS, plain, 'an event')
+  event: actions.Event = _one_of(_EVENTS, plain, 'machine event')
   return event
 
 
 def settings_from_plain(plain: Any) -> Settings:
   """The settings that `to_plain` was given. Raises MalformedError."""
-  settings: Settings = _one_of({'Settings': Settings}, plain, 'settings')
+  settings: Settings = _one_of({'Settings': Settings}, plain, 'settings record')
   return settings

@@ -40,7 +40,7 @@ FAST = {
   'charge_only_the_holders': 'OpeningChargesAll',
   'sum_in_arrival_order': 'MergesAreWhatWasGiven',
   'broadcast_before_the_line_is_durable': 'DurableBeforeBroadcast',
-  'reset_the_counters_on_send': 'CountersAreTrue',
+  'reset_the_counters_on_send': 'invariants',
   'offer_merged_work_again': 'NothingIsOfferedTwice',
   'rebase_on_the_kept_capture': 'NamesTheRightCapture',
   'lease_merged_samples_again': 'SamplesAreLeasedOnce',

@@ -28,12 +28,8 @@ def trace_of(seed):
 
 class SwarmTest(parameterized.TestCase):
   @parameterized.parameters(*range(0, SEEDS, 20))
-  def test_seeds_pass(self, begin):
+  def test_seeds_pass_and_enough_happens(self, begin):
     part = command.run_part(command.TIMING, begin, begin + 20)
-    self.assertEqual(part.failures, ())
-
-  def test_enough_happens_in_a_seed(self):
-    part = command.run_part(command.TIMING, 1000, 1040)
     self.assertEqual(part.failures, ())
     self.assertEqual(part.too_few, ())
 
