@@ -198,9 +198,12 @@ class RoundBook:
     if not self._touched:
       return
     for rnd in self._touched:
-      if rnd.closed or rnd.quorum_at is not None:
+      if rnd.closed:
         continue
-      if len(rnd.having(IN)) >= max(1, quorum_of(rnd)):
+      reached = len(rnd.having(IN)) >= max(1, quorum_of(rnd))
+      if not reached:  # or not any more
+        rnd.quorum_at = rnd.ends_at = None
+      elif rnd.quorum_at is None:
         rnd.quorum_at = at.now
         window = self.settings.grace_steps_max * slowest_step_s(
           self.settings, at.new
