@@ -5,7 +5,6 @@ import statistics
 
 from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import syncer_state as s
-from diloco_jax.protocol.settings import EACH
 from diloco_jax.protocol.turn import Turn
 
 # Reasons that say that a contribution's content is bad. The others happen to
@@ -53,16 +52,7 @@ def _base_problem(turn: Turn, c: m.Contribution) -> str:
       return 'stale_base'
     if c.capture <= own.capture:
       return 'repeated'
-  limit = turn.settings.staleness_max
-  # Versions for which the island had no step to give do not make it stale.
-  declined = piece.declined.get(c.island, ())
-  behind: float = piece.version.merges - c.base.merges
-  behind -= sum(count > c.base.merges for count in declined)
-  if turn.settings.mode == EACH:
-    behind /= max(1, len(turn.live()))
-  if limit >= 0 and behind > limit:
-    return 'stale'
-  return ''
+  return 'stale' if turn.is_stale(c.island, c.fragment, c.base) else ''
 
 
 def outlier(turn: Turn, fragment: int, norm: float) -> str:

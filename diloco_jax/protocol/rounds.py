@@ -413,9 +413,7 @@ def evaluate(turn: Turn, round_id: m.RoundId) -> None:
   assert contributed <= eligible
   if rnd.quorum_at >= 0 and contributed < max(1, quorum):
     # What made up the quorum was taken out: its grace window is void.
-    rnd = turn.round(
-      round_id, quorum_at=-1.0, grace_s=0.0, grace_until=s.NEVER
-    )
+    rnd = turn.round(round_id, quorum_at=-1.0, grace_s=0.0, grace_until=s.NEVER)
   if not rnd.undecided:
     _close(turn, rnd, s.ALL_IN if contributed else s.EMPTY)
   elif contributed and contributed >= quorum and rnd.quorum_at < 0:

@@ -113,7 +113,8 @@ class Turn:
   def wanted(self, island: s.Island, fragment: int) -> m.Version:
     """The version that the island should hold.
 
-    The newest; with rounds of one island only, what its own last merge made.
+    The newest; with rounds of one island only, what its own last merge made,
+    unless what it gives relative to that would be refused as too old.
     """
     piece = self.fragments[fragment]
     if (
@@ -125,9 +126,27 @@ class Turn:
     own = piece.included.get(island.id)
     # A version of before a restart of the syncer is no base any more.
     oldest = m.Version(self.get().incarnation, 0)
-    if own is None or own.incarnation != island.incarnation:
-      return oldest
-    return max(own.version, oldest)
+    wanted = oldest
+    if own is not None and own.incarnation == island.incarnation:
+      wanted = max(own.version, oldest)
+    held = island.versions[fragment] if island.versions else wanted
+    if self.is_stale(island.id, fragment, max(wanted, held)):
+      return piece.version
+    return wanted
+
+  def is_stale(self, index: int, fragment: int, base: m.Version) -> bool:
+    """Whether work relative to a version is too old to be merged."""
+    limit = self.settings.staleness_max
+    if limit < 0:
+      return False
+    piece = self.fragments[fragment]
+    # Versions for which the island had no step to give do not make it stale.
+    declined = piece.declined.get(index, ())
+    behind: float = piece.version.merges - base.merges
+    behind -= sum(count > base.merges for count in declined)
+    if self.settings.mode == EACH:
+      behind /= max(1, len(self.live()))
+    return behind > limit
 
   def broadcast(self, island: s.Island, fragment: int) -> None:
     """Send the newest version of a fragment, unless one is on its way."""
