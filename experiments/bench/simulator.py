@@ -37,6 +37,15 @@ def scenario(seed: int, steps: int) -> Scenario:
   )
 
 
+def loop_s() -> float:
+  """What a million rounds of a plain loop take: how fast this core is now."""
+  began = time.perf_counter()
+  total = 0
+  for number in range(1_000_000):
+    total += number * number % 7
+  return time.perf_counter() - began
+
+
 def one(seed: int, steps: int) -> dict[str, float]:
   plan = scenario(seed, steps)
   alive = EveryFragmentAdvances(plan.settings, plan.bound_s)
@@ -51,6 +60,7 @@ def one(seed: int, steps: int) -> dict[str, float]:
     'events': world.events,
     'wall_s': round(took, 3),
     'events_per_s': round(world.events / took),
+    'loop_s': round(loop_s(), 3),
   }
 
 

@@ -90,6 +90,25 @@ def merge() -> str:
   )
 
 
+def simulator() -> str:
+  found = rows('simulator')
+  rates = sorted(row['events_per_s'] for row in found)
+  loops = sorted(row['loop_s'] for row in found)
+  middle = len(found) // 2
+  return table(
+    ('events a second on one core, median', 'range', 'aim',
+     'a plain loop of a million rounds, s, median and range'),
+    [
+      (
+        f'{rates[middle]:,}',
+        f'{rates[0]:,} to {rates[-1]:,}',
+        '≥ 30,000',
+        f'{loops[middle]:.2f} ({loops[0]:.2f} to {loops[-1]:.2f})',
+      )
+    ],
+  )  # fmt: skip
+
+
 def main() -> None:
   """Put the tables between the markers."""
   before, _, after = README.read_text(encoding='utf-8').split(MARKER)
@@ -101,6 +120,9 @@ def main() -> None:
       transport(),
       '## The merge, eight contributions of 64 MiB (`merge.py`)',
       merge(),
+      '## The simulator, all checkers on, 4 islands x 24 fragments '
+      '(`simulator.py`)',
+      simulator(),
     )
   )
   README.write_text(
