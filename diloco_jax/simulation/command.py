@@ -55,7 +55,7 @@ def run_part(mode: str, begin: int, end: int) -> Part:
   for seed in range(begin, end):
     outcome = run_seed(seed, tally)
     events += outcome.events
-    fault_free += not outcome.faults
+    fault_free += not outcome.planned
     if outcome.failure is not None:
       failures.append(outcome.failure)
     elif mode == TIMING:
@@ -71,7 +71,7 @@ def _too_few(seed: int, outcome: swarm.Outcome) -> Iterator[str]:
     yield f'seed {seed} has {outcome.events} events'
   if outcome.merges < swarm.MERGES_MIN:
     yield f'seed {seed} merges a fragment {outcome.merges} times'
-  if outcome.faults and outcome.faults < swarm.FAULTS_MIN:
+  if outcome.planned and outcome.faults < swarm.FAULTS_MIN:
     yield f'seed {seed} has {outcome.faults} faults'
 
 

@@ -193,13 +193,15 @@ class Outcome(NamedTuple):
 
   events: int
   merges: int  # of the fragment with the fewest
-  faults: int
+  faults: int  # that struck
   failure: Failure | None
+  planned: int = 0  # faults that the scenario has
 
   @property
   def is_enough(self) -> bool:
     """Whether so much happened that the run checks something."""
-    return self.events >= EVENTS_MIN and self.merges >= MERGES_MIN
+    few = self.planned and self.faults < FAULTS_MIN
+    return self.events >= EVENTS_MIN and self.merges >= MERGES_MIN and not few
 
 
 def run(
@@ -244,7 +246,13 @@ def run(
   for line in world.tape.lines:
     if line['kind'] == 'merge':
       merges[line['fragment']] += 1
-  return Outcome(world.events, min(merges), sum(world.faults.values()), failure)
+  return Outcome(
+    world.events,
+    min(merges),
+    sum(world.faults.values()),
+    failure,
+    len(scenario.faults),
+  )
 
 
 def run_seed(seed: int, tally: Tally | None = None) -> Outcome:
@@ -256,7 +264,6 @@ def run_seed(seed: int, tally: Tally | None = None) -> Outcome:
   for length in LENGTHS:
     scenario = draw(seed, length)
     outcome = run(scenario, tally)
-    few = scenario.faults and outcome.faults < FAULTS_MIN
-    if outcome.failure is not None or (outcome.is_enough and not few):
+    if outcome.failure is not None or outcome.is_enough:
       break
   return outcome
