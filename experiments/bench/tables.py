@@ -120,8 +120,7 @@ def main() -> None:
       transport(),
       '## The merge, eight contributions of 64 MiB (`merge.py`)',
       merge(),
-      '## The simulator, all checkers on, 4 islands x 24 fragments '
-      '(`simulator.py`)',
+      '## The simulator with all checkers, 4 islands (`simulator.py`)',
       simulator(),
     )
   )
