@@ -55,7 +55,8 @@ class Contents(abc.ABC):
     self.partition = partition
     self._shardings = shardings
     self.start = start
-    self.encoded: dict[Any, transport.Payload] = {}
+    # What islands have encoded, and the largest value of the anchor behind it.
+    self.encoded: dict[Any, tuple[transport.Payload, float]] = {}
     self._alpha, self._upload, self._download = alpha, upload, download
     self._tx, self._rule, self._merges = tx, rule, merges
     self._islands = islands
@@ -131,7 +132,10 @@ class ArrayIsland:
       payload, healthy = self._fragments.delta(capture)
     except KeyError:
       return None
-    self._world.encoded[self._who, capture, fragment] = payload
+    anchor = self._fragments.anchors[fragment]
+    assert anchor is not None
+    largest = max(float(np.max(np.abs(x))) for x in anchor.values())
+    self._world.encoded[self._who, capture, fragment] = payload, largest
     return payload, healthy
 
   def forget(self, capture: m.CaptureId) -> None:

@@ -65,6 +65,7 @@ class Local:
     self.digest = [''] * fragments  # of the anchors; '' of a checkpoint's
     self.kept: dict[int, Given] = {}  # captures not settled
     self.staging: dict[tuple[int, m.Version], a.Stage] = {}
+    self.saving: tuple[Any, ...] | None = None
     self.lost_versions = False  # a version that it held or made was taken back
 
   def pending(self, fragment: int) -> sp.Spans:
@@ -231,9 +232,17 @@ class Books:
     for capture in plan.capture:
       self._capture(local, capture)
     if plan.save:
-      mine = self.saves[at.who]
       spans = [local.pending(p) for p in range(self.settings.fragments)]
-      mine.append((*_saved(at.new), spans))
+      local.saving = (*_saved(at.new), spans)
+
+  def island_sees_checkpoint_saved(
+    self, at: Moment, event: a.CheckpointSaved
+  ) -> None:
+    """Only what is committed is ever restored."""
+    saving = self.local(at).saving
+    if event.ok and saving is not None:
+      mine = self.saves[at.who]
+      mine.append(saving)
       del mine[:-SAVES_KEPT]
 
   def _adopt(self, local: Local, order: a.AdoptOrder) -> None:
