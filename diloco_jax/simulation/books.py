@@ -182,6 +182,7 @@ class Books:
     self.lives: list[Local] = []
     self.given: dict[tuple[int, int, int, int], Given] = {}
     self.saves: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    self.begun_saves: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     self.taping: dict[str, Any] = {}  # key -> line not known to be durable
     self.unsure: list[Made] = []  # ... when its syncer died
     self.cuts: dict[str, tuple[m.Version, ...]] = {}  # ... of recoveries
@@ -204,7 +205,9 @@ class Books:
     self.locals[at.who, at.life] = local
     if old.held[0].anchor is not None:
       step, versions, starts = _saved(old)
-      for save in reversed(self.saves[at.who]):
+      # Two lives may have saved at one step; what was committed is restored,
+      # and may be committed without the island having heard of it.
+      for save in (*self.begun_saves[at.who], *self.saves[at.who]):
         if save[:3] == (step, versions, starts):
           local.spans, local.anchor = list(save[3]), list(versions)
           local.digest = [x.digest for x in old.held]
@@ -234,16 +237,18 @@ class Books:
     if plan.save:
       spans = [local.pending(p) for p in range(self.settings.fragments)]
       local.saving = (*_saved(at.new), spans)
+      self._keep(self.begun_saves[at.who], local.saving)
 
   def island_sees_checkpoint_saved(
     self, at: Moment, event: a.CheckpointSaved
   ) -> None:
-    """Only what is committed is ever restored."""
     saving = self.local(at).saving
     if event.ok and saving is not None:
-      mine = self.saves[at.who]
-      mine.append(saving)
-      del mine[:-SAVES_KEPT]
+      self._keep(self.saves[at.who], saving)
+
+  def _keep(self, saves: list[Any], save: tuple[Any, ...]) -> None:
+    saves.append(save)
+    del saves[:-SAVES_KEPT]
 
   def _adopt(self, local: Local, order: a.AdoptOrder) -> None:
     p = order.fragment
