@@ -99,10 +99,6 @@ KINDS = {
 CONTENTS = (
   'nonfinite', 'shape', 'outlier', 'layout', 'timeline', 'stale_base',
 )  # fmt: skip
-ARMED = (
-  DONOR_LEAVES, TORN_CHECKPOINT, MISSING_CHECKPOINT, TAPE_WITHOUT_MERGE,
-  MERGE_WITHOUT_TAPE, LOST_BROADCAST, BAD_CONTRIBUTION,
-)  # fmt: skip
 # Bytes of one stream do not overtake each other.
 DATAGRAMS_ONLY = (REORDER,)
 OF_THE_SYNCER = (CRASH_SYNCER, TAPE_WITHOUT_MERGE, MERGE_WITHOUT_TAPE)

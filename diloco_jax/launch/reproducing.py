@@ -2,10 +2,8 @@
 
 import pathlib
 
-from diloco_jax import algorithm as A
 from diloco_jax import config_json
 from diloco_jax.launch import assembly
-from diloco_jax.protocol import messages as m
 from diloco_jax.simulation.replay import DifferenceError
 from diloco_jax.storage import payloads
 from diloco_jax.telemetry import lines
@@ -32,17 +30,14 @@ def reproduce(workdir: pathlib.Path) -> int:
       if digest != line['digest_f32']:
         raise DifferenceError(path, number, digest, line['digest_f32'])
     elif line['kind'] == 'exported':
-      flat = {k: x for theta, _ in store.copies() for k, x in theta.items()}
-      if A.tree_digest(flat) != line['params_digest']:
-        raise DifferenceError(
-          path, number, A.tree_digest(flat), line['params_digest']
-        )
+      digest = store.params_digest()
+      if digest != line['params_digest']:
+        raise DifferenceError(path, number, digest, line['params_digest'])
   return merges
 
 
 def _merged(workdir: pathlib.Path, store: assembly.Store, line: dict) -> str:
-  round_id = m.RoundId(*line['round'])
-  name = f'merge_{round_id.incarnation}_{round_id.number}'
+  name = payloads.of_merge(*line['round'])
   deltas = payloads.load(workdir, name)
   weights = [x[5] for x in line['inputs']]
   if len(deltas) != len(weights):

@@ -5,7 +5,6 @@ import pathlib
 import statistics
 from typing import Any
 
-from diloco_jax import algorithm as A
 from diloco_jax import config_json
 from diloco_jax.launch import assembly
 from diloco_jax.launch.recording import Recorder
@@ -122,12 +121,8 @@ class Syncer:
 
   def _export(self, store: Store, global_step: int) -> str:
     del global_step
-    params = self.final_parameters()
-    parameters.save(self._workdir / 'model', params)
-    flat: dict[str, Any] = {}
-    for p in range(len(self._planned.partition.sizes)):
-      flat.update(self._planned.partition.take(params, p))
-    return A.tree_digest(flat)
+    parameters.save(self._workdir / 'model', self.final_parameters())
+    return store.params_digest()
 
   def _on_failure(self, error: BaseException) -> None:
     self._loop.fail(error)

@@ -24,6 +24,7 @@ from diloco_jax.protocol import messages as m
 from diloco_jax.protocol import syncer_state as s
 from diloco_jax.run_config import RunConfig
 from diloco_jax.simulation import arrays
+from diloco_jax.simulation.checking import Observer
 from diloco_jax.simulation.compute import ComputeSettings
 from diloco_jax.simulation.network import NetworkSettings
 from diloco_jax.simulation.scenario import Scenario
@@ -33,7 +34,6 @@ from diloco_jax.telemetry import machine_lines
 from diloco_jax.telemetry import tape as tape_lib
 from diloco_jax.telemetry.metrics import IslandMetrics
 from diloco_jax.telemetry.metrics import MetricsWriter
-from diloco_jax.telemetry.processes import ProcessTable
 
 STEP_S = 1.0  # of virtual time, where the configuration gives no floor
 ROW_EVERY_S = 10.0  # of the syncer's metrics
@@ -104,19 +104,18 @@ class _Contents(arrays.Contents):
     return self._shared.evaluate(placed, self._task.batches('test', None))
 
 
-class _Folder:
+class _Folder(Observer):
   """Observes a world and writes the run folder, as the roles would."""
 
-  def __init__(self, run: RunConfig, workdir: pathlib.Path):
-    self._run = run
+  def __init__(self, workdir: pathlib.Path):
     self._workdir = workdir
     self._now = 0.0
     self._tapes: dict[str, tape_lib.TapeWriter] = {}
     self._digests: dict[str, str] = {}
+    self._told_at: dict[str, float] = {}  # by each machine's own clock
     self._islands: dict[str, IslandMetrics] = {}
     self._row_at = 0.0
     self._syncer = MetricsWriter(workdir / 'metrics' / 'syncer.jsonl', None)
-    self.table = ProcessTable(workdir / 'processes.json', lambda: self._now)
 
   def on_react(
     self,
@@ -140,17 +139,11 @@ class _Folder:
       self._tapes[name].append(tape_lib.EVENT, fields, event.now)
       if isinstance(event, a.StepsFinished):
         self._step(name, event, new)
-    now = new.now if event is None else event.now
+    now = self._told_at[name] = new.now if event is None else event.now
     for kind, fields in machine_lines.decisions(actions):
       self._tapes[name].append(kind, fields, now)
     if name == machine_lines.SYNCER and self._now >= self._row_at:
       self._row(new)
-
-  def on_crash(self, world: Any, who: str) -> None:
-    pass
-
-  def on_start(self, world: Any, who: str) -> None:
-    pass
 
   def _begin(self, name: str, old: Any, new: Any) -> None:
     path = self._workdir / 'tape' / f'{name}.jsonl'
@@ -203,7 +196,7 @@ class _Folder:
       metrics.close()
     for name, writer in self._tapes.items():
       fields = {'digest': self._digests[name]}
-      writer.append(machine_lines.CLOSED, fields, self._closed_at(name))
+      writer.append(machine_lines.CLOSED, fields, self._told_at[name])
       writer.close()
     if final is not None:
       path = self._workdir / 'metrics' / 'evaluator.jsonl'
@@ -217,10 +210,6 @@ class _Folder:
         final=True,
       )
       with_row.close()
-
-  def _closed_at(self, name: str) -> float:
-    path = self._workdir / 'tape' / f'{name}.jsonl'
-    return float(tape_lib.read_tape(path)[-1]['t_s'])
 
 
 def scenario_of(planned: assembly.Layout) -> Scenario:
@@ -263,7 +252,7 @@ def run_in_virtual_time(
     folder = workdir or pathlib.Path(temporary)
     make_folder(planned.run, folder)
     contents = _Contents(planned, task)
-    observer = _Folder(planned.run, folder)
+    observer = _Folder(folder)
     world = World(
       scenario or scenario_of(planned), (observer,), contents=contents
     )

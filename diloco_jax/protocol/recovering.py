@@ -15,7 +15,6 @@ from diloco_jax.protocol import syncer_state as s
 from diloco_jax.protocol.turn import Turn
 
 FETCHES_MAX = 4  # values on their way at once
-RECOVERY_LEASES_MAX = 3  # newcomers are waited for at most so many leases
 
 
 def get(turn: Turn) -> s.Recovering:
@@ -207,7 +206,7 @@ def _complete(turn: Turn) -> bool:
   waited_s = turn.now - state.since
   limits = turn.limits
   coming = [x for x in away if x.peer and turn.now - x.since <= limits.answer_s]
-  if coming and waited_s <= RECOVERY_LEASES_MAX * limits.lease_s:
+  if coming and waited_s <= limits.recovery_leases_max * limits.lease_s:
     return False
   return waited_s > limits.lease_s and bool(state.answers)
 

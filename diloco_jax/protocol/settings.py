@@ -48,6 +48,7 @@ class Limits:
   checkpoint_age_periods: float = 20.0  # an older one is not worth restoring
   momentum_merges_max: int = 2  # a snapshot's b is taken this far behind
   history_max: int = 64  # versions of a fragment that recovery considers
+  recovery_leases_max: float = 3.0  # that a recovery waits for newcomers
   answer_s: float = 5.0  # an anchor's value that was asked for
   donation_s: float = 30.0  # an inner state that was asked for
   donors_max: int = 0  # tried for one newcomer; 0: nobody is asked

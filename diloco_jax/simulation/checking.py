@@ -112,7 +112,29 @@ class _Tables:
     table[key] = (*table.get(key, ()), handler)
 
 
-class Watch:
+class Observer:
+  """Base of who watches a world; what is not of interest is left out."""
+
+  def on_react(
+    self,
+    world: Any,
+    who: str,
+    life: int,
+    old: Any,
+    event: Any,
+    new: Any,
+    actions: tuple[a.Action, ...],
+  ) -> None:
+    """A machine has reacted; `event` is None before its first one."""
+
+  def on_crash(self, world: Any, who: str) -> None:
+    """A process has died."""
+
+  def on_start(self, world: Any, who: str) -> None:
+    """A process was started."""
+
+
+class Watch(Observer):
   """An observer that tells its listeners what they want to know."""
 
   def __init__(self, listeners: Iterable[Any]):

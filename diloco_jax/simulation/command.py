@@ -143,9 +143,7 @@ def table(tally: Tally) -> str:
   return '\n'.join(lines)
 
 
-def simulate(
-  seeds: range, mode: str = TIMING, jobs: int = 1, fail_fast: bool = True
-) -> int:
+def simulate(seeds: range, mode: str = TIMING, jobs: int = 1) -> int:
   """Run seeds; returns the exit code.
 
   127: the program crashed, 128: a run stood still, 129: a checker found
@@ -155,7 +153,7 @@ def simulate(
   running = parts(mode, seeds, jobs)
   for part in running:
     total.add(part)
-    if total.failures and fail_fast:
+    if total.failures:
       break
   running.close()  # type: ignore[attr-defined]
   print(table(total.tally))  # noqa: T201

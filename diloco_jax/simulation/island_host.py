@@ -50,12 +50,10 @@ class IslandHost(Host):
     )
     self.connection: network.Connection | None = None
     self.begun = False
-    self.start: m.Start | None = None
     self.stopped = ''
     self.spoil: list[str] = []  # how the next contributions are wrong
     self.dies_saving = ''
     self.dies_donating = False
-    self.losses: list[tuple[float, int, float]] = []  # world time, step, loss
     self._waiting = False
     self._plan: a.StepPlan | None = None
     self._told = self.step
@@ -193,7 +191,6 @@ class IslandHost(Host):
       self._dispatch()
 
   def _begin(self, action: a.Begin) -> None:
-    self.start = action.start
     self.contents.begin(action.start)
     if self.begun:
       return
@@ -217,8 +214,6 @@ class IslandHost(Host):
     self.step += 1
     tokens, loss = self.contents.step(self.step)
     self.tokens += tokens
-    if loss is not None:
-      self.losses.append((self.kernel.now, self.step, loss))
     took = self.kernel.now - self._since
     finished = (self.step, self.tokens, took, loss)
     lag_s = self.world.scenario.compute.lag_s

@@ -21,6 +21,7 @@ from diloco_jax.simulation import swarm
 from diloco_jax.simulation.books import Books
 from diloco_jax.simulation.checking import CORRECTNESS
 from diloco_jax.simulation.checking import CheckFailure
+from diloco_jax.simulation.checking import Observer
 from diloco_jax.simulation.coverage import Tally
 from diloco_jax.simulation.scenario import Scenario
 from diloco_jax.transport import base as transport
@@ -150,7 +151,7 @@ class ToyContents(arrays.Contents):
     return ToyTrainer(life)
 
 
-class ValuesAreTrue:
+class ValuesAreTrue(Observer):
   """An observer: Δ is the sum of the steps that the books say are in it.
 
   Holds for rebase and overwrite. Blending keeps a share of what was merged, of
@@ -187,12 +188,6 @@ class ValuesAreTrue:
       for step in range(after + 1, upto + 1)
     )
     self._compare(who, event.fragment, encoded, total)
-
-  def on_crash(self, world: Any, who: str) -> None:
-    pass
-
-  def on_start(self, world: Any, who: str) -> None:
-    pass
 
   def _compare(
     self,

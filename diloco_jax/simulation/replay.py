@@ -66,14 +66,13 @@ class _Machine:
   def __init__(self, path: pathlib.Path, line: dict[str, Any]):
     self.path = path
     settings = machine_lines.settings_of(line)
-    self.is_syncer = line['role'] == machine_lines.SYNCER
     self.now = float(line['now'])
     self.expected: deque[bytes] = deque()
     self.digest = ''
     self.closed = False
     self.state: Any
     self._react: Callable[[Any, a.Event], Any]
-    if self.is_syncer:
+    if line['role'] == machine_lines.SYNCER:
       self._react = syncer_machine.react
       self._check: Callable[[Any, Any], None] = invariants.check_syncer
       first = syncer_state.initial(settings, **line['given'])

@@ -39,9 +39,7 @@ class Scenario:
     net, compute, disk = self.network, self.compute, self.disk
     transfer_s = net.latency_s * 2
     if net.bandwidth:
-      transfer_s += self.settings.islands and (
-        2 * sum(self.settings.sizes) / net.bandwidth
-      )
+      transfer_s += 2 * sum(self.settings.sizes) / net.bandwidth
     exchange_s = (
       10 * transfer_s
       + 2 * (compute.encode_s + 2 * compute.stage_s + compute.merge_s)

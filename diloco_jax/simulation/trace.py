@@ -5,6 +5,7 @@ import hashlib
 from typing import Any
 
 from diloco_jax.protocol import actions as a
+from diloco_jax.simulation.checking import Observer
 
 LINES = 40
 
@@ -18,7 +19,7 @@ def _told(thing: Any) -> str:
   return f'{thing}'
 
 
-class Trace:
+class Trace(Observer):
   """An observer. Two runs with one digest are the same, event for event."""
 
   def __init__(self, lines: int = LINES):

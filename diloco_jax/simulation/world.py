@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from diloco_jax.protocol import actions as a
 from diloco_jax.protocol import syncer_state as s
 from diloco_jax.simulation import contents as contents_lib
+from diloco_jax.simulation.checking import Observer
 from diloco_jax.simulation.host import Clock
 from diloco_jax.simulation.host import Host
 from diloco_jax.simulation.island_host import IslandHost
@@ -26,19 +27,6 @@ from diloco_jax.simulation.syncer_host import SyncerHost
 SLICE_S = 5.0
 CALLBACKS_MAX = 2_000_000  # of one run: a storm of messages ends here
 RELAUNCH_S = 3.0
-
-
-class Observer(Protocol):
-  """Who watches a world; see `checking.Watch`."""
-
-  def on_react(
-    self, world: Any, who: str, life: int, old: Any, event: Any, new: Any,
-    actions: tuple[a.Action, ...],
-  ) -> None: ...  # fmt: skip
-
-  def on_crash(self, world: Any, who: str) -> None: ...
-
-  def on_start(self, world: Any, who: str) -> None: ...
 
 
 class Contents(Protocol):

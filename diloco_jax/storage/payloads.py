@@ -10,6 +10,11 @@ FOLDER = pathlib.Path('tape', 'payloads')
 START = 'start'  # Θ(0), a member for each fragment
 
 
+def of_merge(incarnation: int, number: int) -> str:
+  """The name of what one round merged."""
+  return f'merge_{incarnation}_{number}'
+
+
 def keeper(workdir: pathlib.Path) -> Callable[[str, Sequence[Any]], None]:
   """Saves lists of fragments under names; 4 bytes a parameter each."""
   folder = workdir / FOLDER

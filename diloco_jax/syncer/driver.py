@@ -15,6 +15,7 @@ from diloco_jax.runtime.loop import Worker
 from diloco_jax.runtime.ports import Handles
 from diloco_jax.runtime.ports import outgoing
 from diloco_jax.runtime.ports import received
+from diloco_jax.storage import payloads
 from diloco_jax.syncer.store import Store
 from diloco_jax.transport import base as transport
 
@@ -131,7 +132,7 @@ class SyncerDriver:
 
   def _post_seeded(self) -> None:
     if self._keep is not None:
-      self._keep('start', [x for x, _ in self._store.copies()])
+      self._keep(payloads.START, [x for x, _ in self._store.copies()])
     digests, handles = [], []
     for p in range(len(self._store.partition.sizes)):
       payload, digest = self._encoded(p, self._store.digest(p))
@@ -193,8 +194,7 @@ class SyncerDriver:
 
   def _merge(self, action: a.Merge, deltas: list[Any]) -> None:
     if self._keep is not None:
-      self._keep(f'merge_{action.round.incarnation}_{action.round.number}',
-                 deltas)  # fmt: skip
+      self._keep(payloads.of_merge(*action.round), deltas)
     began = time.monotonic()
     weights = [x.weight for x in action.inputs]
     self._store.merge(action.fragment, deltas, weights)

@@ -147,6 +147,13 @@ class Store:
       for theta, outer in zip(self._theta, self._outer, strict=True)
     ]
 
+  def params_digest(self) -> str:
+    """Of Θ as a whole, in f32."""
+    flat: dict[str, Any] = {}
+    for theta in self._theta:
+      flat.update(_on_host(theta))
+    return A.tree_digest(flat)
+
   def put_back(
     self, fragment: int, theta: Mapping[str, Any] | None, outer: Any | None
   ) -> None:
